@@ -1,0 +1,150 @@
+// KV caches that are attended in the form they are stored in.
+#pragma once
+
+#include <mlx/array.h>
+
+#include <filesystem>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "tersor/codec.h"
+#include "tersor/ops.h"
+
+namespace tersor::cache {
+
+namespace mx = mlx::core;
+
+/// What a cache keeps and how: the codecs of keys and values and the options that are the cache's own.
+struct KvSpec {
+  codec::Spec keys, values;
+  int window = 0;             // recent tokens kept in full precision
+  int sinks = 0;              // first tokens kept in full precision
+  std::vector<int> skip;      // layers kept in full precision; negative counts from the last layer
+
+  /// "turboquant:4", "affine:8,group=32,window=128,sinks=4,skip=0+1+-1": sets keys and values alike. Throws Error.
+  static KvSpec parse(std::string_view text);
+  /// Keys and values of two strings; cache options may stand in either, but must not contradict each other.
+  static KvSpec parse(std::string_view keys, std::string_view values);
+  /// The setting that `tersor eval` justifies for small models (see docs/codecs.md).
+  static KvSpec recommended();
+  std::string str() const;
+};
+
+/// Shape of one attention layer's cache.
+struct LayerShape {
+  int batch = 1;
+  int kv_heads = 0;
+  int key_dim = 0;     // head size of keys (and queries)
+  int value_dim = 0;   // head size of values
+  bool operator==(const LayerShape&) const = default;
+};
+
+/// Options of one attention call.
+struct AttendOptions {
+  float scale = 0;                      // multiplies q.k; 0 means 1/sqrt(key_dim)
+  bool causal = true;                   // query row i of L sees keys up to position tokens - L + i
+  int sliding_window = 0;               // > 0: a row at position p sees keys in (p - sliding_window, p]
+  float soft_cap = 0;                   // > 0: logits become cap * tanh(logits / cap)
+  std::optional<mx::array> sinks;       // [Hq] learned sink logits: one more softmax column that carries no value
+  std::optional<mx::array> mask;        // broadcastable to [B, Hq, L, tokens]; bool (true = visible) or additive
+};
+
+/// What really happened in one layer, for reports.
+struct LayerReport {
+  int layer = 0;
+  std::string keys_requested, values_requested;
+  std::string keys, values;             // in effect
+  std::string reason;                   // why they differ, or empty
+  int64_t tokens = 0;
+  uint64_t bytes = 0;                   // held by the allocator for this layer, window, sinks and spare room included
+};
+
+/// Keys and values of one attention layer. Not thread-safe; append and attend must use one stream.
+class LayerCache {
+ public:
+  LayerCache(const codec::Spec& keys, const codec::Spec& values, int window, int sinks, LayerShape shape, Dtype full_dtype, ops::Policy policy);
+  ~LayerCache();
+  LayerCache(LayerCache&&) noexcept;
+  LayerCache& operator=(LayerCache&&) noexcept;
+
+  /// Encodes k, v of L new tokens into the cache, in place. Tokens major [B, L, Hkv * D] or heads major [B, Hkv, L, D].
+  void append(const mx::array& k, const mx::array& v);
+  /// Attention of L query rows, the last L tokens of the cache. q is [B, L, Hq * Dk] or [B, Hq, L, Dk]; the result has
+  /// q's dtype and the same arrangement with Dv.
+  mx::array attend(const mx::array& q, const AttendOptions& options = {});
+
+  int64_t tokens() const;
+  const LayerShape& shape() const;
+  /// Room for `tokens` in all without further growth; exact, so that nothing is over-allocated.
+  void reserve(int64_t tokens);
+  /// How many tokens trim() can take back so that the cache equals one that never saw them.
+  int64_t trimmable() const;
+  /// Takes back the last n tokens. Removes all n or, when n > trimmable(), none. Returns how many it removed.
+  int64_t trim(int64_t n);
+  /// A cache with its own memory.
+  LayerCache copy() const;
+  /// Bytes of every array held.
+  uint64_t bytes() const;
+  /// The arrays held; evaluate them to finish pending appends.
+  std::vector<mx::array> arrays() const;
+  std::vector<ops::Choice> choices() const;
+
+  struct State;                          // cache/layer_state.h
+  const State& state() const { return *state_; }
+  State& state() { return *state_; }
+
+ private:
+  LayerCache();
+  std::unique_ptr<State> state_;
+};
+
+/// Identity of the model a cache belongs to; every entry must match when a saved cache is loaded.
+using Identity = std::map<std::string, std::string>;
+
+/// The caches of all attention layers of a model.
+class KvCache {
+ public:
+  /// Throws Error when a codec does not fit the head size or a skipped layer does not exist.
+  KvCache(const KvSpec& spec, int layers, LayerShape shape, Dtype full_dtype, ops::Policy policy);
+
+  LayerCache& layer(int i) { return layers_.at(i); }
+  const LayerCache& layer(int i) const { return layers_.at(i); }
+  int layers() const { return static_cast<int>(layers_.size()); }
+  const KvSpec& spec() const { return spec_; }
+  Dtype full_dtype() const { return full_dtype_; }
+
+  int64_t tokens() const;
+  void reserve(int64_t tokens);
+  int64_t trimmable() const;             // the least of all layers
+  int64_t trim(int64_t n);               // all layers or none
+  KvCache copy() const;
+  void eval() const;                     // finish pending appends
+
+  uint64_t bytes() const;
+  /// What the same tokens would take in 16-bit (or full_dtype) keys and values.
+  uint64_t bytes_full() const;
+  std::vector<LayerReport> report() const;
+  std::vector<ops::Choice> choices() const;
+
+  /// One safetensors file with a versioned header: codecs, seeds, shapes, token count, model identity, `extra` entries.
+  void save(const std::filesystem::path& path, const Identity& model, const Identity& extra = {}) const;
+  struct Loaded;
+  /// Throws Error that names the first property that differs from this model, or what is wrong with the file.
+  static Loaded load(const std::filesystem::path& path, const Identity& model, ops::Policy policy);
+
+ private:
+  KvCache() = default;
+  KvSpec spec_;
+  Dtype full_dtype_ = Dtype::f16;
+  std::vector<LayerCache> layers_;
+};
+
+struct KvCache::Loaded {
+  KvCache cache;
+  Identity extra;
+};
+
+}  // namespace tersor::cache

@@ -1,0 +1,77 @@
+// MLX graph nodes: they check shapes and dtypes and run a fast kernel of this machine, or compose MLX operations.
+//
+// Arrays are mlx::core arrays, lazily evaluated. Shapes are written [batch, ...]. Every function here throws
+// std::invalid_argument with the op's name in front when shapes or dtypes do not fit.
+#pragma once
+
+#include <mlx/array.h>
+#include <mlx/utils.h>
+
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "tersor/base.h"
+
+namespace tersor::ops {
+
+namespace mx = mlx::core;
+
+/// automatic: the best kernel there is; require: Error at construction unless a fast kernel exists; forbid: composed MLX ops.
+enum class Policy { automatic, require, forbid };
+Policy parse_policy(std::string_view text);  // auto | require | forbid
+std::string_view name_of(Policy policy);
+
+/// What will run for one op, and why. Goes into every report.
+struct Choice {
+  std::string op;       // "linear", "attend", ...
+  std::string problem;  // what it was asked for, e.g. "affine:4,group=32 f32"
+  std::string kernel;   // "cpu/linear (AVX3)" or "mlx (composed)"
+  bool fast = false;
+  std::string reason;
+};
+/// The one answer to "what runs here?": looks (op, variant, dtype, head size) up in the table of the current default device.
+/// Throws Error under Policy::require when there is no fast kernel.
+Choice choose(std::string_view op, std::string_view variant, mx::Dtype dtype, int head_dim, Policy policy);
+/// Every row of the kernel table for this machine, for `tersor inspect`.
+std::vector<Choice> kernel_table();
+
+/// A weight matrix [out, in] of a linear layer: dense (f32, f16, bf16), or affine-quantised the way MLX packs it:
+/// `weight` uint32 [out, in * bits / 32] with codes LSB first, `scales` and `biases` [out, in / group].
+struct LinearWeight {
+  mx::array weight;
+  std::optional<mx::array> scales, biases;
+  int bits = 0, group = 0;            // 0: dense
+  std::optional<mx::array> bias;      // [out], added to the product
+  int out_features() const { return weight.shape(0); }
+  int in_features() const { return bits ? weight.shape(1) * 32 / bits : weight.shape(1); }
+  std::string str() const;            // "affine:4,group=32" or "f16"
+};
+
+/// x [..., in] times each weight's transpose, plus its bias: one result [..., out] a weight, x read once (q, k, v in one node).
+/// Results have x's dtype (f32, f16 or bf16).
+std::vector<mx::array> linear(const mx::array& x, std::span<const LinearWeight> weights, const Choice& choice, mx::StreamOrDevice s = {});
+/// residual + x W^T (+ bias)
+mx::array linear_add(const mx::array& x, const LinearWeight& weight, const mx::array& residual, const Choice& choice, mx::StreamOrDevice s = {});
+/// silu(x gate^T) * (x up^T)
+mx::array linear_swiglu(const mx::array& x, const LinearWeight& gate, const LinearWeight& up, const Choice& choice, mx::StreamOrDevice s = {});
+/// Rows of the weight for integer ids [...]: result [..., in] in `dtype`. Ids outside the table throw at evaluation.
+mx::array embed(const mx::array& ids, const LinearWeight& weight, mx::Dtype dtype, mx::StreamOrDevice s = {});
+
+/// x / sqrt(mean(x^2) + eps) * weight over the last axis, accumulated in float.
+mx::array rms_norm(const mx::array& x, const mx::array& weight, float eps, const Choice& choice, mx::StreamOrDevice s = {});
+
+/// Rotary embedding of queries and keys in one node. q [B, L, Hq * D], k [B, L, Hkv * D] (tokens major, as linear gives them).
+/// Dimensions i and i + rotary/2 form a pair (MLX traditional = false); the first 2 * inv_freq.size() dimensions turn.
+struct RopeParams {
+  int head_dim = 0;
+  mx::array inv_freq;                          // [rotary / 2] float: angle of pair i at position p is p * inv_freq[i]
+  float attention_scale = 1.0f;                // multiplies cos and sin (YaRN); 1 for all families of today
+  std::optional<mx::array> q_norm, k_norm;     // [D]: RMS norm of each head before it is turned (Qwen3)
+  float norm_eps = 1e-6f;
+};
+struct QueryKey { mx::array q, k; };
+QueryKey rope(const mx::array& q, const mx::array& k, const RopeParams& params, int64_t position, const Choice& choice, mx::StreamOrDevice s = {});
+
+}  // namespace tersor::ops
