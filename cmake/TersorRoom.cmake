@@ -1,22 +1,27 @@
-# A room is one static library: tersor_room(NAME [MLX] [USES rooms...] [LIBS targets...]) takes every source in its own folder.
+# Rooms and their tests. Every room is one static library; sources are taken by pattern, so adding a file is enough.
 find_package(Threads REQUIRED)
-find_package(MLX CONFIG REQUIRED)
+
+add_compile_options(-Wall -Wextra -Wpedantic)
 
 add_library(tersor_flags INTERFACE)
-target_compile_options(tersor_flags INTERFACE -Wall -Wextra -Wpedantic)
-target_include_directories(tersor_flags INTERFACE ${PROJECT_SOURCE_DIR}/include ${PROJECT_SOURCE_DIR}/src)
+target_compile_features(tersor_flags INTERFACE cxx_std_20)
+target_include_directories(
+  tersor_flags INTERFACE $<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}/include> $<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}/src>
+                         $<INSTALL_INTERFACE:include>)
 if(TERSOR_SANITIZE)
-  target_compile_options(tersor_flags INTERFACE -fsanitize=${TERSOR_SANITIZE} -fno-omit-frame-pointer -g -fno-sanitize-recover=undefined)
+  target_compile_options(tersor_flags INTERFACE -fsanitize=${TERSOR_SANITIZE} -fno-omit-frame-pointer -g -fno-sanitize-recover=all)
   target_link_options(tersor_flags INTERFACE -fsanitize=${TERSOR_SANITIZE})
 endif()
+set_property(GLOBAL PROPERTY TERSOR_ROOMS tersor_flags)
 
-# MLX's headers are not ours to keep warning-clean.
-get_target_property(_mlx_includes mlx INTERFACE_INCLUDE_DIRECTORIES)
-set_target_properties(mlx PROPERTIES INTERFACE_SYSTEM_INCLUDE_DIRECTORIES "${_mlx_includes}")
-
+# tersor_room(NAME [MLX] [USES rooms...] [LIBS targets...]): a library of every source in the caller's own folder.
 function(tersor_room name)
   cmake_parse_arguments(ROOM "MLX" "" "USES;LIBS" ${ARGN})
   file(GLOB sources CONFIGURE_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/*.cpp)
+  if(NOT sources) # a room of headers only
+    set(sources ${CMAKE_CURRENT_BINARY_DIR}/empty.cpp)
+    file(TOUCH ${sources})
+  endif()
   add_library(tersor_${name} STATIC ${sources})
   target_link_libraries(tersor_${name} PUBLIC tersor_flags)
   foreach(room ${ROOM_USES})
@@ -26,9 +31,17 @@ function(tersor_room name)
     target_link_libraries(tersor_${name} PUBLIC mlx)
   endif()
   target_link_libraries(tersor_${name} PUBLIC ${ROOM_LIBS})
+  set_property(GLOBAL APPEND PROPERTY TERSOR_ROOMS tersor_${name})
 endfunction()
 
-# tersor_test(ROOM) builds tests/ROOM/*.cpp into one GoogleTest program and registers it with CTest.
+# What the sanitizers' runtimes are told when a test runs. Everything they find is fatal.
+set(TERSOR_TEST_ENVIRONMENT
+    "ASAN_OPTIONS=strict_string_checks=1:detect_stack_use_after_return=1:check_initialization_order=1"
+    "LSAN_OPTIONS=suppressions=${PROJECT_SOURCE_DIR}/tests/lsan.supp:print_suppressions=0"
+    "UBSAN_OPTIONS=print_stacktrace=1:halt_on_error=1"
+    "TSAN_OPTIONS=suppressions=${PROJECT_SOURCE_DIR}/tests/tsan.supp:halt_on_error=1:second_deadlock_stack=1")
+
+# tersor_test(ROOM [USES rooms...]): tests/ROOM/*_test.cpp become one GoogleTest program and one CTest test.
 function(tersor_test room)
   cmake_parse_arguments(TEST "" "" "USES" ${ARGN})
   file(GLOB sources CONFIGURE_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/${room}/*_test.cpp)
@@ -43,4 +56,5 @@ function(tersor_test room)
   endforeach()
   target_compile_definitions(test_${room} PRIVATE TERSOR_SOURCE_DIR="${PROJECT_SOURCE_DIR}")
   add_test(NAME ${room} COMMAND test_${room})
+  set_tests_properties(${room} PROPERTIES TIMEOUT 900 ENVIRONMENT "${TERSOR_TEST_ENVIRONMENT}")
 endfunction()
