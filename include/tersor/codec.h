@@ -20,12 +20,12 @@ enum class Family { full, affine, turboquant };
 enum class Role { keys, values };
 std::string_view name_of(Family family);
 
-/// A codec's name, parsed: `full`, `full:fp16`, `affine:4`, `affine:8,group=32`, `turboquant:4`, `turboquant:3,rounds=2,seed=7`.
+/// A codec's name, parsed: `full`, `full:fp16`, `affine:4`, `affine:8,group=32`, `turboquant:4`, `turboquant:3,rounds=1,seed=7`.
 struct Spec {
   Family family = Family::full;
   int bits = 16;                 // bits a code; 16 or 32 for `full`
   int group = 64;                // affine: channels that share one scale and one bias
-  int rounds = 1;                // turboquant: Hadamard rounds of the rotation, 1 or 2
+  int rounds = 2;                // turboquant: Hadamard rounds of the rotation, 1 or 2 (one round is not enough for sparse vectors)
   uint64_t seed = 0;             // turboquant: seed of the rotation's signs
   std::optional<Dtype> dtype;    // full: storage type; unset means "the full-precision type of the model's cache"
 

@@ -1,0 +1,89 @@
+// How the codes of many tokens lie in memory.
+//
+// Tokens of one KV head are stored in blocks. Compressed blocks hold 64 tokens: bit planes of 8, 4, 2 or 1 bits (3 = 2+1,
+// 5 = 4+1, 6 = 4+2, low bits first), each a run of 64-byte rows, then the scalars, one row of 64 16-bit floats each. A row is 16
+// lanes of 4 bytes, the shape that byte permutes and integer dot products want:
+//   keys:   lane = token % 16, byte = dim % 4      (scores: lanes are tokens, no horizontal sums)
+//   values: lane = dim % 16,   byte = token % 4    (outputs: lanes are dims)
+// and the 8 / bits fields of a byte belong to tokens 16 apart (keys) or 4 apart (values).
+// `full` blocks hold 16 tokens, keys [padded dim][16], values [16][padded dim], in the storage type.
+// The dimension is padded to a multiple of 16; pad codes are zero and take no part in any sum.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+
+#include "tersor/codec.h"
+
+namespace tersor::codec {
+
+inline constexpr int kTileTokens = 64;        // tokens a kernel decodes at once
+inline constexpr int kFullBlockTokens = 16;
+inline constexpr int kLanes = 16, kRowBytes = 64;
+inline constexpr int kMaxDim = 1024;
+
+struct Plane {
+  int bits = 0;          // 8, 4, 2 or 1
+  int shift = 0;         // where these bits stand in the code
+  size_t offset = 0;     // of the plane in its block, in bytes
+};
+
+/// Place of one code's bits within a plane.
+struct BitPlace { size_t byte; int shift; };
+
+struct Layout {
+  explicit Layout(std::shared_ptr<const Codec> codec);
+
+  std::shared_ptr<const Codec> codec;
+  Family family;
+  Role role;
+  Dtype dtype;           // full
+  int dim, padded_dim;
+  int bits, group, groups;
+  int block_tokens;
+  int plane_count = 0;
+  Plane planes[2];
+  size_t scalars_offset = 0;
+  int scalar_rows = 0;   // turboquant: 1 (norms); affine: groups scales, then groups biases
+  size_t block_bytes = 0;
+  const float* levels;   // turboquant, 2^bits
+
+  /// Blocks for this many tokens, and their bytes.
+  size_t blocks(int64_t tokens) const { return static_cast<size_t>((tokens + block_tokens - 1) / block_tokens); }
+  size_t bytes(int64_t tokens) const { return blocks(tokens) * block_bytes; }
+
+  /// Plain references: one token of a run of blocks.
+  void put(uint8_t* blocks, int64_t token, std::span<const uint8_t> codes, std::span<const float> scalars) const;
+  void get(const uint8_t* blocks, int64_t token, std::span<uint8_t> codes, std::span<float> scalars) const;
+  void put_full(uint8_t* blocks, int64_t token, std::span<const float> x) const;
+  void get_full(const uint8_t* blocks, int64_t token, std::span<float> x) const;
+  /// The stored vector as numbers (in the rotated basis), whatever the family.
+  void decode(const uint8_t* blocks, int64_t token, std::span<float> x) const;
+
+  /// Where `full` keeps one number, in elements from the start of the blocks.
+  size_t full_index(int64_t token, int d) const {
+    const size_t block = static_cast<size_t>(token) / kFullBlockTokens * kFullBlockTokens * padded_dim, t = token % kFullBlockTokens;
+    return block + (role == Role::keys ? static_cast<size_t>(d) * kFullBlockTokens + t : t * padded_dim + d);
+  }
+};
+
+/// Keys: token t (0..63) and dimension d. Values likewise.
+constexpr BitPlace key_place(int bits, int t, int d) {
+  const int quad = d / 4, group = t / kLanes;
+  const size_t at = static_cast<size_t>(t % kLanes) * 4 + d % 4;
+  switch (bits) {
+    case 8: return {at + static_cast<size_t>(quad * 4 + group) * kRowBytes, 0};
+    case 4: return {at + static_cast<size_t>(quad * 2 + group / 2) * kRowBytes, 4 * (group % 2)};
+    case 2: return {at + static_cast<size_t>(quad) * kRowBytes, 2 * group};
+    default: return {at + static_cast<size_t>(quad / 2) * kRowBytes, group + 4 * (quad % 2)};
+  }
+}
+constexpr BitPlace value_place(int bits, int t, int d) {
+  const int fields = 8 / bits, quad = t / 4, rows = kTileTokens / 4 / fields;
+  const size_t at = static_cast<size_t>(d % kLanes) * 4 + t % 4;
+  return {at + static_cast<size_t>(d / kLanes * rows + quad / fields) * kRowBytes, bits * (quad % fields)};
+}
+
+}  // namespace tersor::codec
