@@ -1,0 +1,99 @@
+#include "model/layer_weights.h"
+
+#include <mlx/ops.h>
+#include <mlx/transforms.h>
+
+#include <string>
+
+namespace tersor::model {
+namespace {
+
+// Takes tensors one by one, checks them and counts them.
+class Taker {
+ public:
+  explicit Taker(ModelData& data) : data_(data) {}
+
+  mx::array vector(const std::string& name, int size) {
+    const auto node = data_.vectors.extract(name);
+    if (node.empty()) fail(name, "is missing");
+    const mx::array& values = node.mapped();
+    if (values.ndim() != 1 || values.shape(0) != size)
+      fail(name, "should have " + std::to_string(size) + " numbers, has " + std::to_string(values.size()));
+    return keep(mx::contiguous(mx::astype(values, mx::float32)));
+  }
+
+  ops::LinearWeight linear(const std::string& name, int out, int in, bool needs_bias = false) {
+    auto node = data_.linears.extract(name);
+    if (node.empty()) fail(name + ".weight", "is missing");
+    ops::LinearWeight weight = std::move(node.mapped());
+    check(name, weight, out, in);
+    if (needs_bias && !weight.bias) fail(name + ".bias", "is missing");
+    keep(weight.weight);
+    if (weight.scales) keep(*weight.scales);
+    if (weight.biases) keep(*weight.biases);
+    if (weight.bias) weight.bias = keep(mx::contiguous(mx::astype(*weight.bias, mx::float32)));
+    return weight;
+  }
+
+  const std::vector<mx::array>& taken() const { return taken_; }
+
+ private:
+  mx::array keep(const mx::array& a) {
+    taken_.push_back(a);
+    return a;
+  }
+
+  void check(const std::string& name, const ops::LinearWeight& weight, int out, int in) const {
+    if (weight.weight.ndim() != 2 || weight.out_features() != out || weight.in_features() != in)
+      fail(name + ".weight", "does not have the shape [" + std::to_string(out) + ", " + std::to_string(in) + "] of the configuration");
+    if (weight.bias && (weight.bias->ndim() != 1 || weight.bias->shape(0) != out))
+      fail(name + ".bias", "should have " + std::to_string(out) + " numbers");
+    if (!weight.bits) return;
+    if (weight.group < 1 || in % weight.group) fail(name, "has groups of " + std::to_string(weight.group) + " in rows of " + std::to_string(in));
+    const mx::Shape groups{out, in / weight.group};
+    if (!weight.scales || !weight.biases || weight.scales->shape() != groups || weight.biases->shape() != groups)
+      fail(name, "is quantised, but its scales and biases do not fit");
+  }
+
+  [[noreturn]] void fail(const std::string& name, const std::string& what) const {
+    const std::string place = data_.path.empty() ? "model" : data_.path.string();
+    throw Error(place + ": tensor " + name + " " + what + ": the file does not fit its own configuration");
+  }
+
+  ModelData& data_;
+  std::vector<mx::array> taken_;
+};
+
+LayerWeights take_layer(Taker& take, const Config& c, int index) {
+  const std::string prefix = "model.layers." + std::to_string(index) + ".";
+  const int q = c.heads * c.head_dim, kv = c.kv_heads * c.head_dim;
+  return {
+      take.vector(prefix + "input_layernorm", c.hidden),
+      take.vector(prefix + "post_attention_layernorm", c.hidden),
+      c.qk_norm ? std::optional(take.vector(prefix + "self_attn.q_norm", c.head_dim)) : std::nullopt,
+      c.qk_norm ? std::optional(take.vector(prefix + "self_attn.k_norm", c.head_dim)) : std::nullopt,
+      {take.linear(prefix + "self_attn.q_proj", q, c.hidden, c.qkv_bias), take.linear(prefix + "self_attn.k_proj", kv, c.hidden, c.qkv_bias),
+       take.linear(prefix + "self_attn.v_proj", kv, c.hidden, c.qkv_bias)},
+      take.linear(prefix + "self_attn.o_proj", c.hidden, q, c.o_bias),
+      take.linear(prefix + "mlp.gate_proj", c.intermediate, c.hidden, c.mlp_bias),
+      take.linear(prefix + "mlp.up_proj", c.intermediate, c.hidden, c.mlp_bias),
+      take.linear(prefix + "mlp.down_proj", c.hidden, c.intermediate, c.mlp_bias),
+  };
+}
+
+}  // namespace
+
+Weights take_weights(ModelData& data) {
+  const Config& c = data.config;
+  Taker take(data);
+  auto embedding = take.linear("model.embed_tokens", c.vocab, c.hidden);
+  auto head = c.tied_head ? embedding : take.linear("lm_head", c.vocab, c.hidden);
+  Weights weights{std::move(embedding), std::move(head), take.vector("model.norm", c.hidden), {}, 0};
+  weights.layers.reserve(static_cast<size_t>(c.layers));
+  for (int i = 0; i < c.layers; ++i) weights.layers.push_back(take_layer(take, c, i));
+  mx::eval(take.taken());
+  for (const auto& array : take.taken()) weights.bytes += array.nbytes();
+  return weights;
+}
+
+}  // namespace tersor::model

@@ -1,0 +1,182 @@
+#include <mlx/ops.h>
+#include <mlx/transforms.h>
+
+#include <algorithm>
+#include <string>
+
+#include "model/layer_weights.h"
+#include "model/rope_frequencies.h"
+#include "tersor/model.h"
+
+namespace tersor::model {
+namespace {
+
+Config checked(Config config) {
+  const int sizes[] = {config.layers, config.hidden, config.intermediate, config.heads, config.kv_heads, config.head_dim, config.vocab, config.context};
+  if (*std::min_element(std::begin(sizes), std::end(sizes)) < 1)
+    throw Error("model configuration: layers, hidden, intermediate, heads, kv_heads, head_dim, vocab and context must all be above 0");
+  if (config.heads % config.kv_heads)
+    throw Error("model configuration: " + std::to_string(config.heads) + " query heads cannot share " + std::to_string(config.kv_heads) +
+                " key heads evenly");
+  if (config.rotary_dims == 0) config.rotary_dims = config.head_dim;
+  return config;
+}
+
+// [1, L, N] to its last row [1, 1, N].
+mx::array last_row(const mx::array& x) {
+  return x.shape(1) == 1 ? x : mx::slice(x, {0, x.shape(1) - 1, 0}, x.shape());
+}
+
+}  // namespace
+
+struct Transformer::Impl {
+  Config config;
+  ops::Policy policy;
+  cache::Identity identity;
+  text::Tokenizer tokenizer;
+  Weights weights;
+  std::vector<ops::RopeParams> rope;     // by layer
+  std::vector<ops::Choice> chosen;       // each distinct one once
+  ops::Choice norm_choice, rope_choice;
+  std::map<std::string, ops::Choice> linear_choices;   // by LinearWeight::str()
+
+  Impl(ModelData data, ops::Policy p);
+  cache::LayerShape cache_shape() const { return {1, config.kv_heads, config.head_dim, config.head_dim}; }
+  const ops::Choice& choice_of(const ops::LinearWeight& weight) const { return linear_choices.at(weight.str()); }
+
+  void choose_kernels();
+  void check(std::span<const int32_t> tokens, const cache::KvCache& cache) const;
+  std::vector<mx::array> project(const mx::array& x, std::span<const ops::LinearWeight> weights) const;
+  mx::array gated(const mx::array& x, const LayerWeights& layer) const;
+  mx::array block(int index, mx::array x, cache::LayerCache& cache, int64_t position, bool last_only) const;
+};
+
+Transformer::Impl::Impl(ModelData data, ops::Policy p)
+    : config(checked(data.config)), policy(p), identity(data.identity), tokenizer(std::move(data.tokenizer)), weights(take_weights(data)) {
+  const auto frequencies = rope_inverse_frequencies(config);
+  const mx::array inv_freq(frequencies.begin(), {static_cast<int>(frequencies.size())}, mx::float32);
+  for (const auto& layer : weights.layers)
+    rope.push_back({config.head_dim, inv_freq, 1.0f, layer.q_norm, layer.k_norm, config.norm_eps});
+  choose_kernels();
+}
+
+void Transformer::Impl::choose_kernels() {
+  const auto add = [&](std::string_view op, std::string_view variant, int head_dim) {
+    chosen.push_back(ops::choose(op, variant, mx::float32, head_dim, policy));
+    return chosen.back();
+  };
+  const auto add_linear = [&](const ops::LinearWeight& weight) {
+    if (!linear_choices.contains(weight.str())) linear_choices.emplace(weight.str(), add("linear", weight.str(), 0));
+  };
+  for (const auto& layer : weights.layers) {
+    for (const auto& weight : layer.qkv) add_linear(weight);
+    for (const auto* weight : {&layer.o, &layer.gate, &layer.up, &layer.down}) add_linear(*weight);
+  }
+  add_linear(weights.head);
+  norm_choice = add("rms_norm", "", 0);
+  rope_choice = add("rope", config.qk_norm ? "qk_norm" : "", config.head_dim);
+}
+
+void Transformer::Impl::check(std::span<const int32_t> tokens, const cache::KvCache& cache) const {
+  if (tokens.empty()) throw Error("no tokens to run: give at least one");
+  if (cache.layers() != config.layers || !(cache.layer(0).shape() == cache_shape()))
+    throw Error("this KV cache was made for a model of other sizes: make it with make_cache of the model that uses it");
+  for (size_t i = 0; i < tokens.size(); ++i)
+    if (tokens[i] < 0 || tokens[i] >= config.vocab)
+      throw Error("token " + std::to_string(tokens[i]) + " at place " + std::to_string(i) + " is outside the vocabulary: ids go from 0 to " +
+                  std::to_string(config.vocab - 1));
+  const int64_t total = cache.tokens() + static_cast<int64_t>(tokens.size());
+  if (total > config.context)
+    throw Error(std::to_string(total) + " tokens do not fit the model's context of " + std::to_string(config.context) +
+                ": shorten the text or start a new cache");
+}
+
+// Weights stored alike share one node, which reads x once; files may store q, k and v in different widths.
+std::vector<mx::array> Transformer::Impl::project(const mx::array& x, std::span<const ops::LinearWeight> weights) const {
+  std::vector<mx::array> results;
+  for (size_t begin = 0, end; begin < weights.size(); begin = end) {
+    const auto name = weights[begin].str();
+    for (end = begin + 1; end < weights.size() && weights[end].str() == name; ++end) {}
+    auto part = ops::linear(x, weights.subspan(begin, end - begin), choice_of(weights[begin]));
+    results.insert(results.end(), part.begin(), part.end());
+  }
+  return results;
+}
+
+mx::array Transformer::Impl::gated(const mx::array& x, const LayerWeights& layer) const {
+  if (layer.gate.str() == layer.up.str()) return ops::linear_swiglu(x, layer.gate, layer.up, choice_of(layer.gate));
+  const mx::array gate = project(x, {&layer.gate, 1}).front();
+  return mx::multiply(mx::multiply(gate, mx::sigmoid(gate)), project(x, {&layer.up, 1}).front());
+}
+
+// One layer. With last_only the result is the last row alone: earlier rows then only matter as keys and values.
+mx::array Transformer::Impl::block(int index, mx::array x, cache::LayerCache& cache, int64_t position, bool last_only) const {
+  const LayerWeights& layer = weights.layers[static_cast<size_t>(index)];
+  const auto qkv = project(ops::rms_norm(x, layer.input_norm, config.norm_eps, norm_choice), layer.qkv);
+  auto turned = ops::rope(qkv[0], qkv[1], rope[static_cast<size_t>(index)], position, rope_choice);
+  cache.append(turned.k, qkv[2]);
+  if (last_only) {
+    turned.q = last_row(turned.q);
+    x = last_row(x);
+  }
+  cache::AttendOptions options;
+  options.sliding_window = config.sliding_window;
+  x = ops::linear_add(cache.attend(turned.q, options), layer.o, x, choice_of(layer.o));
+  const auto inner = gated(ops::rms_norm(x, layer.post_norm, config.norm_eps, norm_choice), layer);
+  return ops::linear_add(inner, layer.down, x, choice_of(layer.down));
+}
+
+Transformer::Transformer(ModelData data, ops::Policy policy) : impl_(std::make_unique<Impl>(std::move(data), policy)) {
+  // Streams, threads and the pages of the weights are made ready here, so that the first real step takes as long as any other.
+  auto cache = make_cache({});
+  const int32_t token = 0;
+  mx::eval(forward({&token, 1}, cache));
+}
+
+Transformer::~Transformer() = default;
+Transformer::Transformer(Transformer&&) noexcept = default;
+
+const Config& Transformer::config() const { return impl_->config; }
+const cache::Identity& Transformer::identity() const { return impl_->identity; }
+const text::Tokenizer& Transformer::tokenizer() const { return impl_->tokenizer; }
+text::ChatFormat Transformer::chat_format() const { return text::recognise_chat(impl_->tokenizer.data().chat_template); }
+uint64_t Transformer::weight_bytes() const { return impl_->weights.bytes; }
+std::vector<ops::Choice> Transformer::choices() const { return impl_->chosen; }
+
+cache::KvCache Transformer::make_cache(const cache::KvSpec& spec, Dtype full_dtype) const {
+  return cache::KvCache(spec, impl_->config.layers, impl_->cache_shape(), full_dtype, impl_->policy);
+}
+
+mx::array Transformer::forward(std::span<const int32_t> tokens, cache::KvCache& cache, bool last_only) const {
+  const Impl& m = *impl_;
+  m.check(tokens, cache);
+  const int length = static_cast<int>(tokens.size());
+  const int64_t position = cache.tokens();
+  const mx::array ids(tokens.data(), {1, length}, mx::int32);
+  mx::array x = ops::embed(ids, m.weights.embedding, mx::float32);
+  for (int i = 0; i < m.config.layers; ++i) x = m.block(i, x, cache.layer(i), position, last_only && i + 1 == m.config.layers);
+  for (int i = 0; i < m.config.layers; ++i)
+    if (cache.layer(i).tokens() != position + length)
+      throw Error("layer " + std::to_string(i) + " did not use its KV cache: it holds " + std::to_string(cache.layer(i).tokens()) + " tokens instead of " +
+                  std::to_string(position + length) + "; trim all layers alike or start a new cache");
+  x = ops::rms_norm(x, m.weights.norm, m.config.norm_eps, m.norm_choice);
+  return mx::reshape(m.project(x, {&m.weights.head, 1}).front(), {x.shape(1), m.config.vocab});
+}
+
+mx::array Transformer::prefill(std::span<const int32_t> tokens, cache::KvCache& cache, int chunk,
+                               const std::function<void(int64_t)>& progress) const {
+  if (chunk < 1) throw Error("prefill in chunks of " + std::to_string(chunk) + " tokens: give 1 or more");
+  impl_->check(tokens, cache);
+  cache.reserve(cache.tokens() + static_cast<int64_t>(tokens.size()));
+  for (size_t done = 0;;) {
+    const auto part = tokens.subspan(done, std::min(tokens.size() - done, static_cast<size_t>(chunk)));
+    const mx::array logits = forward(part, cache);
+    done += part.size();
+    if (done == tokens.size()) mx::eval(logits);
+    cache.eval();   // for earlier chunks this alone: their logits and the last layer's attention are never computed
+    if (progress) progress(static_cast<int64_t>(done));
+    if (done == tokens.size()) return logits;
+  }
+}
+
+}  // namespace tersor::model
