@@ -51,6 +51,9 @@ class MappedFile {
 /// Reads a whole text file; throws Error when it cannot be read.
 std::string read_file(const std::filesystem::path& path);
 
+/// Throws Error when no file can be created or replaced at the path: it is a folder, or its folder is missing or read-only.
+void check_writable(const std::filesystem::path& path);
+
 /// Writes a file so that readers see the old content or the new, never a part (temporary file + rename).
 /// `write` receives the temporary's path. Throws Error when the place is not writable.
 void write_atomically(const std::filesystem::path& path, const std::function<void(const std::filesystem::path&)>& write);

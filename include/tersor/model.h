@@ -120,12 +120,13 @@ struct GenerateOptions {
   int prefill_chunk = 512;
   std::function<void(std::string_view)> on_text;   // whole UTF-8 characters, as they come
   std::function<void(int64_t done, int64_t total)> on_prefill;
+  std::function<bool()> stop_requested;            // asked after every token; true ends the reply there
 };
 
 struct Generation {
   std::string text;
   std::vector<int32_t> tokens;                     // generated, end token excluded
-  std::string stop_reason;                         // "end", "length", "stop", "context"
+  std::string stop_reason;                         // "end", "length", "stop", "context", "interrupted"
   int64_t prompt_tokens = 0;
   double prefill_seconds = 0, decode_seconds = 0;
   double prefill_tok_s() const;

@@ -62,14 +62,22 @@ std::string read_file(const std::filesystem::path& path) {
   }
 }
 
-void write_atomically(const std::filesystem::path& path, const std::function<void(const std::filesystem::path&)>& write) {
+void check_writable(const std::filesystem::path& path) {
   std::error_code code;
+  if (path.empty()) throw Error("the name of the file to write is empty; give a path");
   if (std::filesystem::is_directory(path, code)) throw Error(path.string() + ": is a directory; give the name of a file to write");
+  const auto parent = path.has_parent_path() ? path.parent_path() : std::filesystem::path(".");
+  if (!std::filesystem::is_directory(parent, code)) throw Error(path.string() + ": the folder " + parent.string() + " does not exist; create it first");
+  const bool exists = std::filesystem::exists(path, code);
+  if (::access(exists ? path.c_str() : parent.c_str(), W_OK) != 0) throw Error(path.string() + ": cannot be written: " + std::strerror(errno));
+}
+
+void write_atomically(const std::filesystem::path& path, const std::function<void(const std::filesystem::path&)>& write) {
+  check_writable(path);
+  std::error_code code;
   // Device files such as /dev/null and /dev/full are written as they are.
   if (std::filesystem::exists(path, code) && !std::filesystem::is_regular_file(path, code)) return write(path);
-  auto parent = path.parent_path();
-  if (parent.empty()) parent = ".";
-  if (!std::filesystem::is_directory(parent, code)) throw Error(path.string() + ": the folder " + parent.string() + " does not exist; create it first");
+  const auto parent = path.has_parent_path() ? path.parent_path() : std::filesystem::path(".");
   if (::access(parent.c_str(), W_OK) != 0) throw Error(path.string() + ": cannot be written: " + std::strerror(errno));
   // The extension stays last: some writers append one of their own when it is missing.
   const auto temporary = parent / ("." + path.stem().string() + ".part" + std::to_string(::getpid()) + path.extension().string());

@@ -80,6 +80,7 @@ std::string decode(const Transformer& model, cache::KvCache& cache, mx::array lo
     logits = step(model, cache, token);
     if (stopped) return "stop";
     if (static_cast<int>(result.tokens.size()) >= options.max_tokens) return "length";
+    if (options.stop_requested && options.stop_requested()) return "interrupted";
   }
 }
 
