@@ -81,12 +81,14 @@ pip_install() {
   .venv/bin/python -m pip install -q --disable-pip-version-check --no-input --only-binary=:all: "$@"
 }
 
+# What a stamp must hold: the requirement files' contents and the Python they were installed for.
+fingerprint() { { cat constraints.txt "$@"; readlink -f .venv/bin/python || true; } | sha256sum; }
+
 # install_set NAME FILES...: the requirement files, unless the stamp says that exactly these are installed.
 install_set() {
-  local name=$1 stamp=.venv/.installed-$1 hash file
+  local stamp=.venv/.installed-$1 file
   shift
-  hash=$(cat constraints.txt "$@" | sha256sum | cut -d' ' -f1)
-  [ -x .venv/bin/python ] && [ ! -e .venv/.installing ] && [ "$(cat "$stamp" 2>/dev/null)" = "$hash" ] && return 0
+  [ -x .venv/bin/python ] && [ ! -e .venv/.installing ] && [ "$(cat "$stamp" 2>/dev/null)" = "$(fingerprint "$@")" ] && return 0
   make_environment
   touch .venv/.installing
   for file in "$@"; do
@@ -100,7 +102,7 @@ install_set() {
   done
   .venv/bin/python -c 'import mlx.core' || die 2 "MLX is installed in .venv but cannot be imported (message above)."
   rm -f .venv/.installing
-  printf '%s\n' "$hash" >"$stamp"
+  fingerprint "$@" >"$stamp"
 }
 
 mode=${1:-run}
