@@ -1,10 +1,10 @@
 # Rooms and their tests. Every room is one static library; sources are taken by pattern, so adding a file is enough.
 find_package(Threads REQUIRED)
 
-add_compile_options(-Wall -Wextra -Wpedantic)
+add_compile_options("$<$<COMPILE_LANGUAGE:CXX>:-Wall;-Wextra;-Wpedantic>")
 
 add_library(tersor_flags INTERFACE)
-target_compile_features(tersor_flags INTERFACE cxx_std_20)
+target_compile_features(tersor_flags INTERFACE $<INSTALL_INTERFACE:cxx_std_20>)
 target_include_directories(
   tersor_flags INTERFACE $<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}/include> $<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}/src>
                          $<INSTALL_INTERFACE:include>)
