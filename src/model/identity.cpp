@@ -1,0 +1,87 @@
+// The identity of a model's weights: cheap, deterministic and independent of the file format.
+#include <cstdio>
+#include <cstdlib>
+#include <string_view>
+
+#include "model/arrays.h"
+#include "model/weight_plan.h"
+
+namespace tersor::model {
+namespace {
+
+constexpr size_t kWholeBelow = 4096;      // smaller arrays are hashed whole
+constexpr size_t kSamples = 16, kSampleBytes = 64;
+
+// FNV-1a, 64 bits.
+class Digest {
+ public:
+  void add(const void* data, size_t size) {
+    const auto* bytes = static_cast<const unsigned char*>(data);
+    for (size_t i = 0; i < size; ++i) state_ = (state_ ^ bytes[i]) * 0x100000001b3u;
+  }
+  void add(std::string_view text) {
+    add(text.data(), text.size());
+    add("", 1);
+  }
+  void add_array(std::string_view name, const mx::array& array) {
+    add(name);
+    add(dtype_name(array.dtype()));
+    for (const auto dim : array.shape()) add(std::to_string(dim));
+    const auto* data = array.data<uint8_t>();
+    const size_t size = array.nbytes();
+    if (size < kWholeBelow) return add(data, size);
+    for (size_t i = 0; i < kSamples; ++i) add(data + (size - kSampleBytes) / (kSamples - 1) * i, kSampleBytes);
+  }
+  std::string str() const {
+    static const char digits[] = "0123456789abcdef";
+    std::string text;
+    for (int shift = 60; shift >= 0; shift -= 4) text += digits[state_ >> shift & 15];
+    return text;
+  }
+
+ private:
+  uint64_t state_ = 0xcbf29ce484222325u;
+};
+
+std::string digest_of(const ModelData& data) {
+  Digest digest;
+  for (const auto& [name, linear] : data.linears) {
+    digest.add_array(name, linear.weight);
+    digest.add(std::to_string(linear.bits));
+    digest.add(std::to_string(linear.group));
+    if (linear.scales) digest.add_array("scales", *linear.scales);
+    if (linear.biases) digest.add_array("biases", *linear.biases);
+    if (linear.bias) digest.add_array("bias", *linear.bias);
+  }
+  for (const auto& [name, vector] : data.vectors) digest.add_array(name, vector);
+  return digest.str();
+}
+
+// The shortest text that reads back as the same float, so that both formats agree.
+std::string float_text(float value) {
+  char text[32];
+  for (int digits = 1; digits <= 9; ++digits) {
+    std::snprintf(text, sizeof text, "%.*g", digits, static_cast<double>(value));
+    if (std::strtof(text, nullptr) == value) break;
+  }
+  return text;
+}
+
+}  // namespace
+
+cache::Identity identity_of(const ModelData& data) {
+  const Config& c = data.config;
+  return {
+      {"family", c.family},
+      {"layers", std::to_string(c.layers)},
+      {"hidden", std::to_string(c.hidden)},
+      {"heads", std::to_string(c.heads)},
+      {"kv_heads", std::to_string(c.kv_heads)},
+      {"head_dim", std::to_string(c.head_dim)},
+      {"vocab", std::to_string(c.vocab)},
+      {"rope_theta", float_text(c.rope_theta)},
+      {"weights", digest_of(data)},
+  };
+}
+
+}  // namespace tersor::model
