@@ -7,7 +7,10 @@ if(NOT EXISTS ${PROJECT_SOURCE_DIR}/src/kernels/cuda/CMakeLists.txt)
 endif()
 set(CMAKE_CUDA_ARCHITECTURES 90a)
 enable_language(CUDA)
+if(NOT CMAKE_CUDA20_STANDARD_COMPILE_OPTION) # CMake 3.25 does not know that nvcc has C++20
+  set(CMAKE_CUDA20_STANDARD_COMPILE_OPTION -std=c++20)
+endif()
+set(CMAKE_CUDA_STANDARD 20)
+set(CMAKE_CUDA_STANDARD_REQUIRED ON)
 set(CMAKE_CUDA_RUNTIME_LIBRARY Static)
-# Not CMAKE_CUDA_STANDARD: CMake 3.25 does not know that nvcc 13 has C++20 and stops.
-add_compile_options($<$<COMPILE_LANGUAGE:CUDA>:-std=c++20>)
 add_subdirectory(${PROJECT_SOURCE_DIR}/src/kernels/cuda)

@@ -18,6 +18,7 @@ python3           command python3
 python3-venv      module  ensurepip
 libhwy-dev        header  hwy/highway.h
 libpcre2-dev      header  pcre2.h
+libutf8proc-dev   header  utf8proc.h
 nlohmann-json3-dev header nlohmann/json.hpp
 libcli11-dev      header  CLI/CLI.hpp
 libgtest-dev      header  gtest/gtest.h
