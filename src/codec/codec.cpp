@@ -2,6 +2,7 @@
 #include <cmath>
 #include <limits>
 
+#include "codec/affine.h"
 #include "codec/books.h"
 #include "codec/layout.h"
 #include "codec/rotation.h"
@@ -11,24 +12,6 @@ namespace tersor::codec {
 namespace {
 
 float cleaned(float x) { return std::isnan(x) ? 0.0f : std::clamp(x, -kInputMax, kInputMax); }
-
-struct Affine { float scale, bias; };
-
-// The edge of larger magnitude is the bias and zero falls on a code where the range spans it (MLX's rule); codes are then chosen
-// against the scale and bias as stored. A constant group has scale 0 and is exact up to the rounding of its bias.
-Affine affine_of(std::span<const float> x, int bits) {
-  const auto [low, high] = std::minmax_element(x.begin(), x.end());
-  const float lo = *low, hi = *high, steps = static_cast<float>((1 << bits) - 1);
-  const bool low_edge = std::abs(lo) > std::abs(hi);
-  const float edge = low_edge ? lo : hi;
-  float scale = (hi - lo) / steps;
-  if (!low_edge) scale = -scale;
-  if (scale != 0) {
-    const float zero_code = std::nearbyint(edge / scale);
-    if (zero_code != 0 && std::abs(zero_code) <= steps) scale = edge / zero_code;
-  }
-  return {decode_scale(encode_scale(scale)), decode_scale(encode_scale(edge))};
-}
 
 // Nearest level; a value on a threshold takes the lower one.
 uint8_t nearest(std::span<const float> thresholds, float y) {
@@ -73,7 +56,8 @@ void Codec::encode(std::span<const float> x, std::span<uint8_t> codes, std::span
     const float top = static_cast<float>((1 << spec_.bits) - 1);
     for (int g = 0; g < groups(); ++g) {
       const size_t begin = static_cast<size_t>(g) * spec_.group, count = std::min<size_t>(spec_.group, dim_ - begin);
-      const Affine affine = affine_of(std::span(clean).subspan(begin, count), spec_.bits);
+      const auto [low, high] = std::minmax_element(clean.begin() + begin, clean.begin() + begin + count);
+      const Affine affine = affine_from_range(*low, *high, spec_.bits);
       scalars[g] = affine.scale, scalars[groups() + g] = affine.bias;
       for (size_t i = begin; i < begin + count; ++i)
         codes[i] = affine.scale == 0 ? 0 : static_cast<uint8_t>(std::clamp(std::nearbyint((clean[i] - affine.bias) / affine.scale), 0.0f, top));

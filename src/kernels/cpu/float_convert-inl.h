@@ -134,7 +134,12 @@ void RowToFloat(const void* HWY_RESTRICT from, float* HWY_RESTRICT to, size_t n)
   const hn::ScalableTag<float> d;
   size_t i = 0;
   for (; i + hn::Lanes(d) <= n; i += hn::Lanes(d)) hn::StoreU(LoadAsFloat<kType>(d, from, i), d, to + i);
-  for (; i < n; ++i) to[i] = convert::LoadOne<kType>(from, i);
+  if (i == n) return;
+  if (n >= hn::Lanes(d)) {  // once more, the last full vector
+    hn::StoreU(LoadAsFloat<kType>(d, from, n - hn::Lanes(d)), d, to + n - hn::Lanes(d));
+  } else {
+    for (; i < n; ++i) to[i] = convert::LoadOne<kType>(from, i);
+  }
 }
 
 /// n floats as kType.

@@ -1,0 +1,279 @@
+#include "kernels/cpu/kv_encode.h"
+
+#include <algorithm>
+
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "kernels/cpu/kv_encode.cpp"
+#include "hwy/foreach_target.h"  // IWYU pragma: keep
+#include "codec/affine.h"
+#include "codec/scalar.h"
+#include "hwy/highway.h"
+#include "kernels/cpu/float_convert-inl.h"
+#include "kernels/cpu/kv_levels-inl.h"
+#include "kernels/cpu/kv_rotate-inl.h"
+
+#ifndef TERSOR_KERNELS_CPU_KV_ENCODE_ONCE_
+#define TERSOR_KERNELS_CPU_KV_ENCODE_ONCE_
+namespace tersor::kernels {
+
+// A batch holds up to 16 vectors, one a lane: numbers [dim][16].
+inline constexpr size_t kEncodeBatch = codec::kLanes;
+
+// Where each vector of a batch comes from and goes to.
+struct EncodeBatch {
+  size_t count = 0;
+  const void* from[kEncodeBatch];
+  uint8_t* block[kEncodeBatch];    // the block that holds the token
+  int token[kEncodeBatch];         // within the block
+};
+
+}  // namespace tersor::kernels
+#endif
+
+HWY_BEFORE_NAMESPACE();
+namespace tersor::kernels::HWY_NAMESPACE {
+namespace encode {
+namespace hn = hwy::HWY_NAMESPACE;
+using levels::F;
+using levels::I;
+
+constexpr size_t kBatch = kEncodeBatch;
+constexpr size_t kMaxDim = codec::kMaxDim;
+
+// Vectors to columns; unused columns are zero.
+inline void Gather(const KvEncode& p, const EncodeBatch& batch, float* x) {
+  const size_t dim = p.layout->dim;
+  if (batch.count < kBatch) std::fill(x, x + dim * kBatch, 0.0f);
+  HWY_ALIGN float row[kMaxDim];
+  for (size_t v = 0; v < batch.count; ++v) {
+    switch (p.rows.type) {
+      case Dtype::f16: RowToFloat<Dtype::f16>(batch.from[v], row, dim); break;
+      case Dtype::bf16: RowToFloat<Dtype::bf16>(batch.from[v], row, dim); break;
+      case Dtype::f32: RowToFloat<Dtype::f32>(batch.from[v], row, dim); break;
+    }
+    for (size_t i = 0; i < dim; ++i) x[i * kBatch + v] = row[i];
+  }
+}
+
+inline void Sanitise(float* x, size_t dim) {
+  const F d;
+  const auto limit = hn::Set(d, codec::kInputMax);
+  for (size_t i = 0; i < dim * kBatch; i += hn::Lanes(d)) {
+    const auto v = hn::Load(d, x + i);
+    const auto number = hn::IfThenElseZero(hn::Eq(v, v), v);
+    hn::Store(hn::Min(hn::Max(number, hn::Neg(limit)), limit), d, x + i);
+  }
+}
+
+// Writes the codes [dim][16] (bytes) of one plane.
+template <int kBits, bool kKeys>
+void PackPlane(const EncodeBatch& batch, const codec::Plane& plane, size_t dim, const uint8_t* codes) {
+  constexpr unsigned kMask = (1u << kBits) - 1;
+  for (size_t v = 0; v < batch.count; ++v) {
+    uint8_t* const bytes = batch.block[v] + plane.offset;
+    const int token = batch.token[v];
+    for (size_t i = 0; i < dim; ++i) {
+      const auto at = kKeys ? codec::key_place(kBits, token, static_cast<int>(i)) : codec::value_place(kBits, token, static_cast<int>(i));
+      const unsigned code = (codes[i * kBatch + v] >> plane.shift) & kMask;
+      uint8_t& byte = bytes[at.byte];
+      byte = static_cast<uint8_t>((byte & ~(kMask << at.shift)) | code << at.shift);
+    }
+  }
+}
+
+template <bool kKeys>
+void Pack(const codec::Layout& layout, const EncodeBatch& batch, const uint8_t* codes) {
+  for (int i = 0; i < layout.plane_count; ++i) {
+    const codec::Plane& plane = layout.planes[i];
+    switch (plane.bits) {
+      case 8: PackPlane<8, kKeys>(batch, plane, layout.dim, codes); break;
+      case 4: PackPlane<4, kKeys>(batch, plane, layout.dim, codes); break;
+      case 2: PackPlane<2, kKeys>(batch, plane, layout.dim, codes); break;
+      default: PackPlane<1, kKeys>(batch, plane, layout.dim, codes); break;
+    }
+  }
+}
+
+inline void PutScalar(const codec::Layout& layout, const EncodeBatch& batch, size_t v, int row, uint16_t bits) {
+  uint8_t* const at = batch.block[v] + layout.scalars_offset + (static_cast<size_t>(row) * codec::kTileTokens + batch.token[v]) * 2;
+  *reinterpret_cast<uint16_t*>(at) = bits;
+}
+
+inline void StoreCodes(hn::Vec<I> codes, uint8_t* to) {
+  const hn::Rebind<uint8_t, I> bytes;
+  hn::StoreU(hn::DemoteTo(bytes, codes), bytes, to);
+}
+
+// Nearest levels of rows scaled to unit variance, and the sums that the stored scalar comes from.
+template <int kBits>
+void QuantiseLevels(const codec::Codec& codec, const float* x, uint8_t* codes, float* norm2, float* yc, float* cc) {
+  const F d;
+  const I di;
+  const size_t dim = codec.dim();
+  const levels::Table<kBits> table(codec.levels().data());
+  const float* thresholds = codec.thresholds().data();
+  for (size_t lane = 0; lane < kBatch; lane += hn::Lanes(d)) {
+    auto sum = hn::Zero(d), product = hn::Zero(d), square = hn::Zero(d);
+    for (size_t i = 0; i < dim; ++i) {
+      const auto v = hn::Load(d, x + i * kBatch + lane);
+      sum = hn::MulAdd(v, v, sum);
+    }
+    const auto scale = hn::Sqrt(hn::Div(hn::Set(d, static_cast<float>(dim)), hn::Max(sum, hn::Set(d, 1e-37f))));
+    for (size_t i = 0; i < dim; ++i) {
+      const auto v = hn::Load(d, x + i * kBatch + lane), y = hn::Mul(v, scale);
+      auto code = hn::Zero(di);
+      for (int t = 0; t < (1 << kBits) - 1; ++t) code = hn::Sub(code, hn::VecFromMask(di, hn::RebindMask(di, hn::Gt(y, hn::Set(d, thresholds[t])))));
+      const auto level = table(code);
+      product = hn::MulAdd(v, level, product);
+      square = hn::MulAdd(level, level, square);
+      StoreCodes(code, codes + i * kBatch + lane);
+    }
+    hn::Store(sum, d, norm2 + lane);
+    hn::Store(product, d, yc + lane);
+    hn::Store(square, d, cc + lane);
+  }
+}
+
+inline void EncodeTurboquant(const KvEncode& p, const EncodeBatch& batch, const float* x, uint8_t* codes) {
+  const codec::Codec& codec = *p.layout->codec;
+  HWY_ALIGN float norm2[kBatch], yc[kBatch], cc[kBatch];
+  switch (p.layout->bits) {
+    case 1: QuantiseLevels<1>(codec, x, codes, norm2, yc, cc); break;
+    case 2: QuantiseLevels<2>(codec, x, codes, norm2, yc, cc); break;
+    case 3: QuantiseLevels<3>(codec, x, codes, norm2, yc, cc); break;
+    case 4: QuantiseLevels<4>(codec, x, codes, norm2, yc, cc); break;
+    case 5: QuantiseLevels<5>(codec, x, codes, norm2, yc, cc); break;
+    default: QuantiseLevels<6>(codec, x, codes, norm2, yc, cc); break;
+  }
+  // Keys: |k|^2 / <k, c> makes inner products unbiased. Values: <v, c> / |c|^2 is the least-squares scalar.
+  const bool keys = p.layout->role == codec::Role::keys;
+  for (size_t v = 0; v < batch.count; ++v) {
+    const float scalar = norm2[v] > 0 && yc[v] > 0 ? (keys ? norm2[v] / yc[v] : yc[v] / cc[v]) : 0.0f;
+    PutScalar(*p.layout, batch, v, 0, codec::encode_norm(scalar));
+  }
+}
+
+inline void EncodeAffine(const KvEncode& p, const EncodeBatch& batch, const float* x, uint8_t* codes) {
+  const codec::Layout& layout = *p.layout;
+  const F d;
+  const auto top = hn::Set(d, static_cast<float>((1 << layout.bits) - 1));
+  for (int g = 0; g < layout.groups; ++g) {
+    const size_t begin = static_cast<size_t>(g) * layout.group, end = std::min<size_t>(begin + layout.group, layout.dim);
+    for (size_t lane = 0; lane < kBatch; lane += hn::Lanes(d)) {
+      auto lo = hn::Load(d, x + begin * kBatch + lane), hi = lo;
+      for (size_t i = begin + 1; i < end; ++i) {
+        const auto v = hn::Load(d, x + i * kBatch + lane);
+        lo = hn::Min(lo, v), hi = hn::Max(hi, v);
+      }
+      HWY_ALIGN float low[kBatch], high[kBatch], scales[kBatch], biases[kBatch];
+      hn::Store(lo, d, low), hn::Store(hi, d, high);
+      for (size_t k = 0; k < hn::Lanes(d); ++k) {
+        const codec::Affine affine = codec::affine_from_range(low[k], high[k], layout.bits);
+        scales[k] = affine.scale, biases[k] = affine.bias;
+        if (lane + k >= batch.count) continue;
+        PutScalar(layout, batch, lane + k, g, codec::encode_scale(affine.scale));
+        PutScalar(layout, batch, lane + k, layout.groups + g, codec::encode_scale(affine.bias));
+      }
+      const auto scale = hn::Load(d, scales), bias = hn::Load(d, biases);
+      const auto constant = hn::Eq(scale, hn::Zero(d));
+      for (size_t i = begin; i < end; ++i) {
+        const auto code = hn::Round(hn::Div(hn::Sub(hn::Load(d, x + i * kBatch + lane), bias), scale));
+        const auto clamped = hn::IfThenZeroElse(constant, hn::Min(hn::Max(code, hn::Zero(d)), top));
+        StoreCodes(hn::ConvertTo(I(), clamped), codes + i * kBatch + lane);
+      }
+    }
+  }
+}
+
+template <Dtype kType, class T>
+void StoreFull(const codec::Layout& layout, const EncodeBatch& batch, const float* x) {
+  HWY_ALIGN T narrow[kMaxDim * kBatch];
+  RowFromFloat<kType>(x, narrow, layout.dim * kBatch);
+  const bool keys = layout.role == codec::Role::keys;
+  const size_t step = keys ? codec::kFullBlockTokens : 1;
+  for (size_t v = 0; v < batch.count; ++v) {
+    T* to = reinterpret_cast<T*>(batch.block[v]) + (keys ? batch.token[v] : batch.token[v] * layout.padded_dim);
+    for (int i = 0; i < layout.dim; ++i) to[i * step] = narrow[i * kBatch + v];
+  }
+}
+
+inline void EncodeOne(const KvEncode& p, const EncodeBatch& batch) {
+  const codec::Layout& layout = *p.layout;
+  HWY_ALIGN float x[kMaxDim * kBatch];
+  HWY_ALIGN uint8_t codes[kMaxDim * kBatch];
+  Gather(p, batch, x);
+  if (p.sanitise) Sanitise(x, layout.dim);
+  if (p.rotation) RotateBatch(x, *p.rotation);
+  switch (layout.family) {
+    case codec::Family::full:
+      switch (layout.dtype) {
+        case Dtype::f16: return StoreFull<Dtype::f16, uint16_t>(layout, batch, x);
+        case Dtype::bf16: return StoreFull<Dtype::bf16, uint16_t>(layout, batch, x);
+        case Dtype::f32: return StoreFull<Dtype::f32, float>(layout, batch, x);
+      }
+      return;
+    case codec::Family::affine: EncodeAffine(p, batch, x, codes); break;
+    case codec::Family::turboquant: EncodeTurboquant(p, batch, x, codes); break;
+  }
+  if (layout.role == codec::Role::keys) Pack<true>(layout, batch, codes);
+  else Pack<false>(layout, batch, codes);
+}
+
+}  // namespace encode
+
+void KvEncodeBatch(const KvEncode& params, const EncodeBatch& batch) { encode::EncodeOne(params, batch); }
+
+}  // namespace tersor::kernels::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace tersor::kernels {
+HWY_EXPORT(KvEncodeBatch);
+
+namespace {
+
+// A unit is the new tokens of one block of one head; a task is a run of units worth starting a thread for.
+struct Units {
+  int64_t block_tokens, first_block, blocks, total, per_task;
+  explicit Units(const KvEncode& p) {
+    block_tokens = p.layout->block_tokens;
+    first_block = p.first / block_tokens;
+    blocks = p.tokens ? (p.first + p.tokens - 1) / block_tokens - first_block + 1 : 0;
+    total = p.batch * p.heads * blocks;
+    constexpr int64_t kVectorsPerTask = 32;
+    const int64_t vectors_per_unit = blocks ? std::max<int64_t>(1, p.tokens / blocks) : 1;
+    per_task = std::max<int64_t>(1, kVectorsPerTask / vectors_per_unit);
+  }
+};
+
+}  // namespace
+
+size_t kv_encode_tasks(const KvEncode& p) {
+  const Units units(p);
+  return static_cast<size_t>((units.total + units.per_task - 1) / units.per_task);
+}
+
+void kv_encode_task(const KvEncode& p, size_t task) {
+  const Units units(p);
+  EncodeBatch batch;
+  const auto flush = [&] {
+    if (batch.count) HWY_DYNAMIC_DISPATCH(KvEncodeBatch)(p, batch);
+    batch.count = 0;
+  };
+  const int64_t begin = static_cast<int64_t>(task) * units.per_task;
+  for (int64_t unit = begin; unit < std::min(begin + units.per_task, units.total); ++unit) {
+    const int64_t block = units.first_block + unit % units.blocks, head = unit / units.blocks % p.heads, b = unit / units.blocks / p.heads;
+    uint8_t* const at = p.blocks + static_cast<size_t>(b) * p.batch_stride + static_cast<size_t>(head) * p.head_stride + static_cast<size_t>(block) * p.layout->block_bytes;
+    const int64_t low = std::max(p.first, block * units.block_tokens), high = std::min(p.first + p.tokens, (block + 1) * units.block_tokens);
+    for (int64_t token = low; token < high; ++token) {
+      batch.from[batch.count] = p.rows.row(b, head, token - p.first);
+      batch.block[batch.count] = at;
+      batch.token[batch.count] = static_cast<int>(token - block * units.block_tokens);
+      if (++batch.count == kEncodeBatch) flush();
+    }
+  }
+  flush();
+}
+
+}  // namespace tersor::kernels
+#endif  // HWY_ONCE
