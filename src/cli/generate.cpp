@@ -1,0 +1,120 @@
+#include <mlx/memory.h>
+
+#include <memory>
+
+#include "cli/command.h"
+#include "cli/input.h"
+#include "cli/interrupt.h"
+#include "cli/machine.h"
+#include "cli/options.h"
+#include "cli/report.h"
+#include "cli/session.h"
+
+namespace tersor::cli {
+namespace {
+
+struct Options {
+  ModelOptions model;
+  KvOptions kv;
+  GenerationOptions generation;
+  std::optional<std::string> prompt;
+  std::string prompt_file, system, cache_in, cache_out;
+  bool raw = false, json = false;
+};
+
+std::string prompt_text(const Options& options) {
+  if (options.prompt && !options.prompt_file.empty()) throw Error("--prompt and --prompt-file exclude each other: give one");
+  if (!options.prompt && options.prompt_file.empty()) throw Error("no prompt: give --prompt TEXT, --prompt-file FILE, or --prompt - to read standard input");
+  const bool file = !options.prompt || *options.prompt == "-";
+  std::string text = file ? read_text(options.prompt ? "-" : options.prompt_file) : *options.prompt;
+  if (file && text.ends_with('\n')) text.pop_back();   // the one that editors add
+  if (text.empty()) throw Error("the prompt is empty: give some text");
+  require_utf8(text, "--prompt");
+  require_utf8(options.system, "--system");
+  return text;
+}
+
+text::ChatFormat format_of(const Options& options, const model::Transformer& model) {
+  if (options.raw) return text::ChatFormat::none;
+  const text::ChatFormat format = model.chat_format();
+  if (format == text::ChatFormat::none) note("the model's chat format is not known here: the prompt is used as it is, as with --raw");
+  return format;
+}
+
+Json as_json(const model::Generation& generation, const Session& session, const model::Transformer& model, const Memory& memory) {
+  Json kv = to_json(session.cache);
+  kv["peak_bytes"] = memory.peak;
+  kv["active_bytes"] = memory.active;
+  auto choices = model.choices();
+  for (auto& choice : session.cache.choices()) choices.push_back(std::move(choice));
+  return {{"text", generation.text},
+          {"tokens", generation.tokens},
+          {"prompt_tokens", generation.prompt_tokens},
+          {"generated_tokens", generation.tokens.size()},
+          {"prefill_tok_s", generation.prefill_tok_s()},
+          {"decode_tok_s", generation.decode_tok_s()},
+          {"stop_reason", generation.stop_reason},
+          {"kv", kv},
+          {"layers", to_json(session.cache.report())},
+          {"kernels", to_json(distinct(choices))},
+          {"backend", backend_name()}};
+}
+
+model::Generation answer(const Options& options, const model::Transformer& model, Session& session, const std::vector<int32_t>& ids) {
+  Progress progress("prompt");
+  model::GenerateOptions generate = options.generation.make();
+  generate.on_prefill = [&](int64_t done, int64_t total) {
+    progress.update(done, total);
+    if (done == total) progress.clear();
+  };
+  if (!options.json) generate.on_text = [](std::string_view piece) { print(piece); };
+  return reply(model, session, ids, std::move(generate));
+}
+
+int run(const Options& options) {
+  options.model.check();
+  options.generation.make();
+  const cache::KvSpec spec = options.kv.spec(cache::KvSpec::recommended());
+  if (options.raw && !options.system.empty()) throw Error("--system needs the chat format, which --raw leaves out: drop one of them");
+  if (!options.cache_in.empty()) require_exists(options.cache_in);
+  if (!options.cache_out.empty()) check_writable(options.cache_out);
+  const std::string prompt = prompt_text(options);
+
+  const model::Transformer model = options.model.load();
+  Session session = options.cache_in.empty()
+                        ? Session{model.make_cache(spec, options.model.full_dtype()), {}}
+                        : load_session(options.cache_in, model, options.model.policy(), options.kv.given() ? &spec : nullptr);
+  const auto ids = turn_ids(model, format_of(options, model), options.system, prompt, !session.fresh());
+  mlx::core::reset_peak_memory();
+  const model::Generation generation = answer(options, model, session, ids);
+  const Memory memory = memory_now();
+  if (!options.json) print("\n");
+  if (generation.stop_reason == "interrupted") throw Interrupted{};
+  if (!options.cache_out.empty()) save_session(session, options.cache_out, model);
+  if (options.json) print_json(as_json(generation, session, model, memory));
+  else note(generation_report(generation, session.cache, memory));
+  return 0;
+}
+
+}  // namespace
+
+void add_generate(CLI::App& parent, Commands& commands) {
+  CLI::App* app = parent.add_subcommand(
+      "generate", "Continue a prompt with a model. The reply streams to standard output; what was measured follows on standard error.");
+  app->footer("Example: tersor generate --model SmolLM2.gguf --kv turboquant:4 --prompt \"What is a lighthouse?\"");
+  auto options = std::make_shared<Options>();
+  options->model.add(*app);
+  app->add_option("-p,--prompt", options->prompt, "The prompt; - reads standard input")->type_name("TEXT");
+  app->add_option("-f,--prompt-file", options->prompt_file, "Read the prompt from a file (one newline at its end is dropped)")->type_name("FILE");
+  app->add_option("--system", options->system, "System message in front of the prompt")->type_name("TEXT");
+  app->add_flag("--raw", options->raw, "Use the prompt as it is, without the model's chat format");
+  options->kv.add(*app, false, "the recommended one");
+  options->kv.add_halves(*app);
+  options->generation.add(*app);
+  app->add_option("--prompt-cache-in", options->cache_in, "Go on from a saved cache; the prompt is the next turn")->type_name("FILE");
+  app->add_option("--prompt-cache-out", options->cache_out, "Save the cache after the reply")->type_name("FILE");
+  add_json(*app, options->json);
+  commands.push_back({app, [options] { return run(*options); }});
+}
+
+}  // namespace tersor::cli

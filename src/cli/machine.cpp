@@ -1,0 +1,39 @@
+#include "cli/machine.h"
+
+#include <mlx/device.h>
+#include <mlx/version.h>
+
+#include <fstream>
+
+#include "base/thread_pool.h"
+#include "kernels/cpu/simd_target.h"
+#include "tersor/base.h"
+
+namespace tersor::cli {
+namespace {
+
+std::string cpu_name() {
+  std::ifstream file("/proc/cpuinfo");
+  for (std::string line; std::getline(file, line);)
+    if (line.starts_with("model name") || line.starts_with("Model"))
+      if (const size_t at = line.find(": "); at != std::string::npos) return line.substr(at + 2);
+  return "unknown";
+}
+
+}  // namespace
+
+std::string backend_name() { return mlx::core::default_device() == mlx::core::Device::gpu ? "gpu" : "cpu"; }
+
+std::string version_line() { return "tersor " TERSOR_VERSION " (MLX " + std::string(mlx::core::version()) + ", backend " + backend_name() + ")"; }
+
+Machine describe_machine() {
+  kernels::apply_simd_environment();
+  return {cpu_name(), kernels::simd_target_name(), mlx::core::version(), backend_name(), ThreadPool::instance().size(), memory_limit()};
+}
+
+Json to_json(const Machine& machine) {
+  return {{"cpu", machine.cpu},         {"simd", machine.simd},       {"threads", machine.threads}, {"mlx", machine.mlx},
+          {"backend", machine.backend}, {"memory_limit", machine.memory_limit}, {"tersor", TERSOR_VERSION}};
+}
+
+}  // namespace tersor::cli

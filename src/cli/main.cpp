@@ -1,0 +1,82 @@
+// The `tersor` command: parses, runs one command, and turns every failure into one line and an exit status.
+#include <csignal>
+#include <new>
+#include <string>
+
+#include "cli/command.h"
+#include "cli/interrupt.h"
+#include "cli/machine.h"
+#include "cli/output.h"
+#include "cli/usage.h"
+#include "tersor/base.h"
+
+namespace tersor::cli {
+namespace {
+
+constexpr int kDone = 0, kBadInput = 2, kInterrupted = 130;
+
+int fail(std::string message) {
+  for (char& c : message)
+    if (c == '\n' || c == '\r') c = ' ';
+  note("tersor: " + message);
+  return kBadInput;
+}
+
+Commands add_commands(CLI::App& app) {
+  Commands commands;
+  add_generate(app, commands);
+  add_chat(app, commands);
+  add_eval(app, commands);
+  add_bench(app, commands);
+  add_codec(app, commands);
+  add_logits(app, commands);
+  add_tokenize(app, commands);
+  add_detokenize(app, commands);
+  add_inspect(app, commands);
+  return commands;
+}
+
+int parse_and_run(int argc, char** argv) {
+  CLI::App app("Language models with compressed KV caches, measured.", "tersor");
+  set_help_layout(app);
+  bool version = false;
+  app.add_flag("--version", version, "Print the versions of the program and of MLX");
+  const Commands commands = add_commands(app);
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::CallForHelp&) {
+    print(app.help());
+    return kDone;
+  } catch (const CLI::ParseError& error) {
+    return fail(explain(app, error));
+  }
+  if (version) {
+    print(version_line() + "\n");
+    return kDone;
+  }
+  for (const Command& command : commands)
+    if (command.app->parsed()) return command.run();
+  if (app.get_subcommands().empty()) print(short_help(app));
+  return fail(missing_command(app));
+}
+
+int guarded(int argc, char** argv) {
+  try {
+    std::signal(SIGPIPE, SIG_IGN);
+    watch_interrupt();
+    return parse_and_run(argc, argv);
+  } catch (const ClosedPipe&) {
+    return kDone;
+  } catch (const Interrupted&) {
+    return kInterrupted;
+  } catch (const std::bad_alloc&) {
+    return fail("out of memory: use a smaller model, a shorter text, or a cache of fewer bits");
+  } catch (const std::exception& error) {
+    return fail(error.what());
+  }
+}
+
+}  // namespace
+}  // namespace tersor::cli
+
+int main(int argc, char** argv) { return tersor::cli::guarded(argc, argv); }

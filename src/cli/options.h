@@ -1,0 +1,66 @@
+// Options that several commands share, and the values they stand for.
+#pragma once
+
+#include <CLI/CLI.hpp>
+
+#include <cstdint>
+#include <limits>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "tersor/model.h"
+
+namespace tersor::cli {
+
+/// Validators with a message that states the range; NaN is in none.
+CLI::Validator whole(int64_t low, int64_t high);
+CLI::Validator real(double low, double high);
+
+inline constexpr int64_t kMostTokens = 1 << 24;
+inline constexpr int64_t kMostChunk = 1 << 16;
+
+struct ModelOptions {
+  std::string path, kernels = "auto", dtype = "f16";
+
+  void add(CLI::App& app, bool with_dtype = true);
+  /// Throws Error for an unknown value or a path that does not exist; to be called before anything slow.
+  void check() const;
+  ops::Policy policy() const { return ops::parse_policy(kernels); }
+  Dtype full_dtype() const { return parse_dtype(dtype); }
+  /// Loads the model, with progress on a terminal.
+  model::Transformer load() const;
+};
+
+struct KvOptions {
+  std::vector<std::string> kv;
+  std::string keys, values;
+  std::vector<int> skip;
+  std::optional<int> window, sinks;
+
+  /// `several`: --kv may be repeated.
+  void add(CLI::App& app, bool several, const std::string& default_text);
+  /// --kv-keys and --kv-values, for commands with one setting.
+  void add_halves(CLI::App& app);
+  bool given() const { return !kv.empty() || !keys.empty() || !values.empty() || window || sinks || !skip.empty(); }
+  /// The setting, or `otherwise` where none was given, with --window, --sinks and --skip-layers put over it.
+  cache::KvSpec spec(const cache::KvSpec& otherwise) const;
+  std::vector<cache::KvSpec> specs(const std::vector<cache::KvSpec>& otherwise) const;
+
+ private:
+  cache::KvSpec with_overrides(cache::KvSpec spec) const;
+};
+
+struct GenerationOptions {
+  model::Sampling sampling;
+  int max_tokens = 256, chunk = 512;
+  std::vector<std::string> stop;
+  bool ignore_end = false;
+
+  void add(CLI::App& app);
+  model::GenerateOptions make() const;
+};
+
+void add_json(CLI::App& app, bool& json);
+
+}  // namespace tersor::cli

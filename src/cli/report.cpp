@@ -1,0 +1,82 @@
+#include "cli/report.h"
+
+#include <mlx/memory.h>
+
+#include <algorithm>
+
+namespace tersor::cli {
+namespace {
+
+bool same(const ops::Choice& a, const ops::Choice& b) { return a.op == b.op && a.problem == b.problem && a.kernel == b.kernel; }
+
+bool as_requested(const cache::LayerReport& layer) { return layer.keys == layer.keys_requested && layer.values == layer.values_requested; }
+
+double ratio(uint64_t full, uint64_t bytes) { return bytes ? static_cast<double>(full) / static_cast<double>(bytes) : 0; }
+
+}  // namespace
+
+Memory memory_now() { return {mlx::core::get_peak_memory(), mlx::core::get_active_memory()}; }
+
+Json to_json(const cache::KvSpec& spec) {
+  return {{"keys", spec.keys.str()}, {"values", spec.values.str()}, {"window", spec.window}, {"sinks", spec.sinks}, {"skip", spec.skip}};
+}
+
+Json to_json(const cache::KvCache& cache) {
+  Json json = to_json(cache.spec());
+  json["tokens"] = cache.tokens();
+  json["bytes"] = cache.bytes();
+  json["bytes_full"] = cache.bytes_full();
+  json["ratio"] = ratio(cache.bytes_full(), cache.bytes());
+  return json;
+}
+
+Json to_json(std::span<const cache::LayerReport> layers) {
+  Json list = Json::array();
+  for (const auto& layer : layers)
+    list.push_back({{"layer", layer.layer},
+                    {"keys_requested", layer.keys_requested},
+                    {"values_requested", layer.values_requested},
+                    {"keys", layer.keys},
+                    {"values", layer.values},
+                    {"tokens", layer.tokens},
+                    {"bytes", layer.bytes},
+                    {"reason", layer.reason}});
+  return list;
+}
+
+Json to_json(std::span<const ops::Choice> choices) {
+  Json list = Json::array();
+  for (const auto& choice : choices)
+    list.push_back({{"op", choice.op}, {"problem", choice.problem}, {"kernel", choice.kernel}, {"fast", choice.fast}, {"reason", choice.reason}});
+  return list;
+}
+
+std::vector<ops::Choice> distinct(std::vector<ops::Choice> choices) {
+  std::vector<ops::Choice> list;
+  for (auto& choice : choices)
+    if (std::none_of(list.begin(), list.end(), [&](const ops::Choice& seen) { return same(seen, choice); })) list.push_back(std::move(choice));
+  return list;
+}
+
+std::string against_full(uint64_t bytes, uint64_t bytes_full) {
+  return human_bytes(bytes) + " measured, " + human_bytes(bytes_full) + " in full precision (" + fixed(ratio(bytes_full, bytes), 2) + "x)";
+}
+
+std::string layer_summary(std::span<const cache::LayerReport> layers) {
+  const auto exact = std::count_if(layers.begin(), layers.end(), as_requested);
+  std::string text = std::to_string(exact) + " of " + std::to_string(layers.size()) + " as requested";
+  const auto other = std::find_if_not(layers.begin(), layers.end(), as_requested);
+  if (other != layers.end())
+    text += "; layer " + std::to_string(other->layer) + " keeps " + other->keys + " / " + other->values + ": " + other->reason;
+  return text;
+}
+
+std::string generation_report(const model::Generation& generation, const cache::KvCache& cache, const Memory& memory) {
+  const auto layers = cache.report();
+  return "prompt " + std::to_string(generation.prompt_tokens) + " tokens at " + fixed(generation.prefill_tok_s(), 1) + " tok/s; generated " +
+         std::to_string(generation.tokens.size()) + " at " + fixed(generation.decode_tok_s(), 1) + " tok/s (" + generation.stop_reason + ")\n" +
+         "cache " + cache.spec().str() + ", " + std::to_string(cache.tokens()) + " tokens: " + against_full(cache.bytes(), cache.bytes_full()) + "\n" +
+         "layers: " + layer_summary(layers) + "; memory peak " + human_bytes(memory.peak);
+}
+
+}  // namespace tersor::cli

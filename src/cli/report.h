@@ -1,0 +1,33 @@
+// Caches, layers, kernels and generations as JSON and as lines of text.
+#pragma once
+
+#include <span>
+#include <string>
+#include <vector>
+
+#include "cli/output.h"
+#include "tersor/model.h"
+
+namespace tersor::cli {
+
+/// How many bytes MLX's allocator held at most and holds now.
+struct Memory { uint64_t peak = 0, active = 0; };
+Memory memory_now();
+
+/// keys, values, window, sinks, skip.
+Json to_json(const cache::KvSpec& spec);
+/// The above, and tokens, bytes, bytes_full, ratio.
+Json to_json(const cache::KvCache& cache);
+Json to_json(std::span<const cache::LayerReport> layers);
+Json to_json(std::span<const ops::Choice> choices);
+
+/// Each distinct choice once, in order.
+std::vector<ops::Choice> distinct(std::vector<ops::Choice> choices);
+/// "1.2 MiB of 4.5 MiB (3.8x smaller)"
+std::string against_full(uint64_t bytes, uint64_t bytes_full);
+/// "30 of 30 layers as requested", or the counts and the first reason.
+std::string layer_summary(std::span<const cache::LayerReport> layers);
+/// What `tersor generate` and `tersor chat` say after a reply.
+std::string generation_report(const model::Generation& generation, const cache::KvCache& cache, const Memory& memory);
+
+}  // namespace tersor::cli

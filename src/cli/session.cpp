@@ -1,0 +1,86 @@
+#include "cli/session.h"
+
+#include "cli/input.h"
+#include "cli/interrupt.h"
+
+namespace tersor::cli {
+namespace {
+
+constexpr const char* kPendingKey = "pending_tokens";
+
+std::string join_ids(const std::vector<int32_t>& ids) {
+  std::string text;
+  for (const int32_t id : ids) text += (text.empty() ? "" : ",") + std::to_string(id);
+  return text;
+}
+
+void require_room(const model::Transformer& model, const Session& session, size_t prompt) {
+  const int64_t held = session.cache.tokens(), context = model.config().context;
+  if (held + static_cast<int64_t>(prompt) < context) return;
+  const std::string earlier = held ? " after the " + std::to_string(held) + " already in the cache" : "";
+  throw Error("the prompt has " + std::to_string(prompt) + " tokens" + earlier + ", and the model's context holds " + std::to_string(context) +
+              "; shorten it so that a reply fits");
+}
+
+// Takes back what an interrupted prompt left in the cache.
+void take_back(Session& session, int64_t tokens) {
+  const int64_t extra = session.cache.tokens() - tokens;
+  if (extra > 0 && session.cache.trim(extra) != extra)
+    throw Error("the interrupted prompt cannot be taken back from a cache with a window; start the conversation anew");
+}
+
+}  // namespace
+
+std::vector<int32_t> turn_ids(const model::Transformer& model, text::ChatFormat format, const std::string& system, const std::string& prompt,
+                              bool continuation) {
+  if (prompt.empty()) throw Error("the prompt is empty: give some text");
+  const text::Tokenizer& tokenizer = model.tokenizer();
+  if (format != text::ChatFormat::none) {
+    std::vector<text::Message> messages;
+    if (!system.empty()) messages.push_back({"system", system});
+    messages.push_back({"user", prompt});
+    return text::apply_chat(tokenizer, format, messages, continuation);
+  }
+  std::vector<int32_t> ids = tokenizer.encode(prompt);
+  const auto& data = tokenizer.data();
+  if (!continuation && data.add_bos && data.bos) ids.insert(ids.begin(), *data.bos);
+  return ids;
+}
+
+model::Generation reply(const model::Transformer& model, Session& session, const std::vector<int32_t>& ids, model::GenerateOptions options) {
+  std::vector<int32_t> prompt = session.pending;
+  prompt.insert(prompt.end(), ids.begin(), ids.end());
+  require_room(model, session, prompt.size());
+  const int64_t before = session.cache.tokens();
+  options.stop_requested = interrupt_pending;
+  options.on_prefill = [shown = std::move(options.on_prefill)](int64_t done, int64_t total) {
+    throw_if_interrupted();
+    if (shown) shown(done, total);
+  };
+  try {
+    model::Generation generation = model::generate(model, session.cache, prompt, options);
+    const auto missing = before + static_cast<int64_t>(prompt.size() + generation.tokens.size()) - session.cache.tokens();
+    session.pending.assign(generation.tokens.end() - std::max<int64_t>(missing, 0), generation.tokens.end());
+    return generation;
+  } catch (const Interrupted&) {
+    take_back(session, before);
+    throw;
+  }
+}
+
+void save_session(const Session& session, const std::string& path, const model::Transformer& model) {
+  session.cache.save(path, model.identity(), {{kPendingKey, join_ids(session.pending)}});
+}
+
+Session load_session(const std::string& path, const model::Transformer& model, ops::Policy policy, const cache::KvSpec* required) {
+  cache::KvCache::Loaded loaded = cache::KvCache::load(path, model.identity(), policy);
+  Session session{std::move(loaded.cache), {}};
+  if (required && required->str() != session.cache.spec().str())
+    throw Error(path + ": holds a cache of " + session.cache.spec().str() + ", not " + required->str() + "; leave the --kv options out");
+  const auto found = loaded.extra.find(kPendingKey);
+  if (found != loaded.extra.end() && !found->second.empty()) session.pending = parse_ids(found->second, path);
+  require_in_vocabulary(session.pending, model.config().vocab);
+  return session;
+}
+
+}  // namespace tersor::cli

@@ -1,0 +1,33 @@
+// A conversation on one cache, as `generate` and `chat` carry it on, save it and load it.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "cli/options.h"
+#include "tersor/model.h"
+
+namespace tersor::cli {
+
+struct Session {
+  cache::KvCache cache;
+  /// Tokens of the conversation that the cache has not seen yet: the last one of a reply, usually.
+  std::vector<int32_t> pending;
+
+  bool fresh() const { return cache.tokens() == 0 && pending.empty(); }
+};
+
+/// The ids of one user turn. Throws Error for an empty prompt.
+std::vector<int32_t> turn_ids(const model::Transformer& model, text::ChatFormat format, const std::string& system, const std::string& prompt,
+                              bool continuation);
+
+/// Continues the session with `ids` and leaves it ready for the next turn. Throws Error when the context cannot hold them.
+/// After Ctrl-C the text so far stays in the conversation and the stop reason is "interrupted".
+model::Generation reply(const model::Transformer& model, Session& session, const std::vector<int32_t>& ids, model::GenerateOptions options);
+
+void save_session(const Session& session, const std::string& path, const model::Transformer& model);
+/// Throws Error when the file is not a cache of this model, or when `required` asks for another codec.
+Session load_session(const std::string& path, const model::Transformer& model, ops::Policy policy, const cache::KvSpec* required);
+
+}  // namespace tersor::cli
