@@ -18,7 +18,7 @@ reports=("$results/ctest.xml")
 if [ "$preset" = release ]; then
   reports+=("$results/pytest.xml")
   # -qq: the closing line is ours.
-  TERSOR_BIN=$root/$folder/bin/tersor .venv/bin/python -m pytest tests/python -qq -p no:cacheprovider --junitxml="$results/pytest.xml" ||
+  TERSOR_BUILD=$root/$folder .venv/bin/python -m pytest tests/python -qq -p no:cacheprovider --junitxml="$results/pytest.xml" ||
     say "pytest reported failures"
 fi
 python3 scripts/test_summary.py "${reports[@]}"

@@ -1,12 +1,10 @@
 """The installed library serves an application that knows only find_package(tersor)."""
 
-import os
 import shutil
 import subprocess
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-BUILD = Path(os.environ.get("TERSOR_BIN", ROOT / "build/bin/tersor")).parents[1]
 
 
 def run(*command):
@@ -15,9 +13,9 @@ def run(*command):
     return done.stdout
 
 
-def test_an_application_links_the_installed_library(tmp_path):
+def test_an_application_links_the_installed_library(build_dir, tmp_path):
     prefix = tmp_path / "prefix"
-    run("cmake", "--install", BUILD, "--prefix", prefix)
+    run("cmake", "--install", build_dir, "--prefix", prefix)
     shutil.copytree(ROOT / "tests/consumer", tmp_path / "consumer")
     run("cmake", "-S", tmp_path / "consumer", "-B", tmp_path / "build", "-G", "Ninja", f"-DCMAKE_PREFIX_PATH={prefix}")
     run("cmake", "--build", tmp_path / "build")
