@@ -1,4 +1,4 @@
-// Everything the library offers: codecs, caches attended in compressed form, models, text. Include this one, or the room you need.
+// Everything an application needs, in one include. Link tersor::tersor.
 #pragma once
 
 #include "tersor/base.h"

@@ -27,7 +27,7 @@ std::vector<codec::Spec> listed_codecs() {
   for (const char* family : {"affine", "turboquant"})
     for (int bits = 1; bits <= 8; ++bits) {
       try {
-        specs.push_back(codec::Spec::parse(family + (":" + std::to_string(bits))));
+        specs.push_back(codec::Spec::parse(std::string(family).append(":").append(std::to_string(bits))));
       } catch (const Error&) {
         continue;   // not a width of this family
       }
