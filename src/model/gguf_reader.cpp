@@ -103,7 +103,7 @@ std::map<std::string_view, Value> HeaderReader::metadata() {
     context_ = "metadata key " + std::to_string(i + 1) + " of " + std::to_string(keys_);
     const auto key = string("the name");
     if (key.empty() || key.size() > kMaxName) fail(context_ + " has " + (key.empty() ? "an empty name" : "a name of " + std::to_string(key.size()) + " bytes"));
-    context_ = "metadata key " + quoted(key);
+    context_ = "metadata key " + in_quotes(key);
     if (!result.emplace(key, value(0)).second) fail(context_ + " occurs twice; the file is damaged");
   }
   return result;
@@ -113,7 +113,7 @@ Tensor HeaderReader::tensor() {
   Tensor result;
   result.name = string("the name");
   if (result.name.empty() || result.name.size() > kMaxName) fail(context_ + " has " + (result.name.empty() ? "an empty name" : "a name that is too long"));
-  context_ = "tensor " + quoted(result.name);
+  context_ = "tensor " + in_quotes(result.name);
   const auto dims = number<uint32_t>("the number of dimensions");
   if (dims < 1 || dims > kMaxDims) fail(context_ + " has " + std::to_string(dims) + " dimensions; 1 to " + std::to_string(kMaxDims) + " are possible");
   uint64_t elements = 1;
@@ -142,7 +142,7 @@ void HeaderReader::place_tensors(std::vector<Tensor>& tensors, uint64_t alignmen
   const uint64_t size = bytes_.size();
   const uint64_t start = (at_ + alignment - 1) / alignment * alignment;
   for (auto& t : tensors) {
-    const std::string what = "tensor " + quoted(t.name);
+    const std::string what = "tensor " + in_quotes(t.name);
     if (start > size || t.offset > size - start)
       fail(what + " begins at byte " + std::to_string(t.offset) + " of the data section, past the end of the file (" + std::to_string(size) +
            " bytes); it is damaged or an incomplete download, fetch it again");
@@ -165,7 +165,7 @@ void HeaderReader::place_tensors(std::vector<Tensor>& tensors, uint64_t alignmen
   std::sort(order.begin(), order.end(), [](auto* a, auto* b) { return a->offset < b->offset; });
   for (size_t i = 1; i < order.size(); ++i)
     if (order[i - 1]->offset + order[i - 1]->data.size() > order[i]->offset || order[i - 1]->offset == order[i]->offset)
-      fail("tensors " + quoted(order[i - 1]->name) + " and " + quoted(order[i]->name) + " overlap at byte " + std::to_string(order[i]->offset) + "; the file is damaged");
+      fail("tensors " + in_quotes(order[i - 1]->name) + " and " + in_quotes(order[i]->name) + " overlap at byte " + std::to_string(order[i]->offset) + "; the file is damaged");
 }
 
 }  // namespace tersor::model::gguf

@@ -2,8 +2,10 @@
 #include <map>
 #include <utility>
 
+#include "model/folder.h"
 #include "model/gguf.h"
 #include "model/gguf_types.h"
+#include "model/hf_config.h"
 #include "model/sniff.h"
 #include "model/weight_plan.h"
 
@@ -100,8 +102,64 @@ Inspection inspect_gguf(const std::filesystem::path& path) {
   return facts.take();
 }
 
+// Lists the tensors of one file and counts the parameters they hold: U32 codes as the values they pack, where the configuration tells.
+uint64_t add_tensors(Facts& facts, const safetensors::File& file, const hf::FolderConfig& config) {
+  uint64_t parameters = 0;
+  for (const auto& t : file.tensors()) {
+    facts.tensor(t.name, printable(t.dtype), t.shape, t.data.size());
+    if (t.name.ends_with(".scales") || t.name.ends_with(".biases")) continue;
+    const auto scheme = t.dtype == "U32" ? config.of(t.name.substr(0, t.name.rfind('.'))) : std::nullopt;
+    parameters += scheme ? product(t.shape) * 32 / static_cast<uint64_t>(scheme->bits) : product(t.shape);
+  }
+  return parameters;
+}
+
+// Empty where load() would refuse it; the verdict says why.
+hf::FolderConfig config_or_nothing(const hf::Section& json) {
+  try {
+    return hf::read_folder_config(json);
+  } catch (const Error&) {
+    return {};
+  }
+}
+
+Inspection inspect_safetensors(const std::filesystem::path& path) {
+  const safetensors::File file(path);
+  Facts facts;
+  facts.add("file", path.string());
+  facts.add("format", "safetensors");
+  facts.add("file size", human_bytes(file.size()));
+  facts.finish_tensors(add_tensors(facts, file, {}));
+  facts.add("runs", "no: " + path.string() + ": is only the weights; give the folder that also holds config.json");
+  return facts.take();
+}
+
+Inspection inspect_folder(const std::filesystem::path& path) {
+  const hf::Section config = hf::Section::read(path / "config.json", uint64_t{16} << 20);
+  const hf::Shards shards(path);
+  Facts facts;
+  facts.add("folder", path.string());
+  facts.add("format", "safetensors, " + std::to_string(shards.files().size()) + (shards.files().size() == 1 ? " file" : " files"));
+  facts.add("file size", human_bytes(shards.bytes()));
+  if (config.value("model_type").is_string()) facts.add_text("architecture", config.string("model_type"));
+  std::error_code code;
+  facts.add("tokenizer", std::filesystem::exists(path / "tokenizer.json", code) ? "tokenizer.json" : "none");
+  const auto known = config_or_nothing(config);
+  if (const auto& q = known.quantisation) facts.add("quantisation", "affine, " + std::to_string(q->bits) + " bits, groups of " + std::to_string(q->group));
+  uint64_t parameters = 0;
+  for (const auto& file : shards.files()) parameters += add_tensors(facts, *file, known);
+  facts.finish_tensors(parameters);
+  add_verdict(facts, path);
+  return facts.take();
+}
+
 }  // namespace
 
-Inspection inspect(const std::filesystem::path& path) { return inspect_gguf(path); }
+Inspection inspect(const std::filesystem::path& path) {
+  std::error_code code;
+  if (!std::filesystem::exists(path, code)) throw Error(path.string() + ": there is no such file or folder");
+  if (std::filesystem::is_directory(path, code)) return inspect_folder(path);
+  return path.extension() == ".safetensors" ? inspect_safetensors(path) : inspect_gguf(path);
+}
 
 }  // namespace tersor::model

@@ -5,8 +5,7 @@ namespace tersor::model {
 LoadPlan plan_model(const std::filesystem::path& path) {
   std::error_code code;
   if (!std::filesystem::exists(path, code)) throw Error(path.string() + ": there is no such file or folder");
-  if (std::filesystem::is_directory(path, code)) throw Error(path.string() + ": is a folder; a .gguf file is needed");
-  return plan_gguf(path);
+  return std::filesystem::is_directory(path, code) ? plan_folder(path) : plan_gguf(path);
 }
 
 ModelData load(const std::filesystem::path& path) {

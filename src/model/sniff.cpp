@@ -59,7 +59,7 @@ std::string printable(std::string_view text, size_t limit) {
   return result;
 }
 
-std::string quoted(std::string_view text) {
+std::string in_quotes(std::string_view text) {
   std::string result(1, '"');
   result += printable(text);
   result += '"';

@@ -15,7 +15,7 @@ std::string describe_content(std::span<const std::byte> bytes);
 std::string printable(std::string_view text, size_t limit = 96);
 
 /// The same in double quotes.
-std::string quoted(std::string_view text);
+std::string in_quotes(std::string_view text);
 
 /// "[3, 4]"
 template <class Dims>
