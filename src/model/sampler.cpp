@@ -9,7 +9,8 @@ namespace tersor::model {
 namespace {
 
 struct Candidate {
-  float logit;
+  float logit;     // after temperature, counted from the best one
+  float weight;    // exp(logit): share in the softmax, not normalised; the best has 1
   int32_t id;
   // Better first; equal logits in the order of their ids, so that a pick does not depend on the sorting algorithm.
   bool operator<(const Candidate& other) const { return logit != other.logit ? logit > other.logit : id < other.id; }
@@ -57,40 +58,58 @@ void penalise(std::span<float> logits, std::span<const int32_t> history, const S
   }
 }
 
-// Share in the softmax, not normalised. Logits of candidates are counted from the best one, which has weight 1.
-double weight(const Candidate& candidate) { return std::exp(static_cast<double>(candidate.logit)); }
+// The logits of all tokens that are not ruled out, or of the k best.
+Candidates candidates_of(std::span<const float> logits, float top, float temperature, size_t k) {
+  Candidates candidates;
+  const bool all = k == 0 || k >= logits.size();
+  candidates.reserve(all ? logits.size() : k + 1);
+  for (size_t i = 0; i < logits.size(); ++i) {
+    if (logits[i] == -INFINITY) continue;
+    const Candidate candidate{(logits[i] - top) / temperature, 0, static_cast<int32_t>(i)};
+    if (!all && candidates.size() == k) {   // a heap whose front is the worst of the k best so far
+      if (!(candidate < candidates.front())) continue;
+      std::pop_heap(candidates.begin(), candidates.end());
+      candidates.pop_back();
+    }
+    candidates.push_back(candidate);
+    if (!all) std::push_heap(candidates.begin(), candidates.end());
+  }
+  for (auto& c : candidates) c.weight = std::exp(c.logit);
+  return candidates;
+}
 
-void keep_top_k(Candidates& candidates, size_t k) {
-  if (k == 0 || k >= candidates.size()) return;
-  std::nth_element(candidates.begin(), candidates.begin() + static_cast<ptrdiff_t>(k) - 1, candidates.end());
-  candidates.resize(k);
+double sum_of(std::span<const Candidate> candidates) {
+  double sum = 0;
+  for (const auto& c : candidates) sum += c.weight;
+  return sum;
 }
 
 // Keeps the fewest candidates, best first, whose share reaches top_p. Candidates below (1 - top_p) / n of the sum hold less than
-// 1 - top_p together and can never be among them; of the others only as many are sorted as it takes.
+// 1 - top_p together and can never be among them. Among the others halving finds the place without sorting them.
 void keep_top_p(Candidates& candidates, float top_p) {
   if (top_p >= 1) return;
-  double sum = 0;
-  for (const auto& c : candidates) sum += weight(c);
-  const double least = sum * (1.0 - top_p) / static_cast<double>(candidates.size());
-  std::erase_if(candidates, [&](const Candidate& c) { return weight(c) < least; });
-  double reached = 0;
-  size_t sorted = 0;
-  for (size_t i = 0; i < candidates.size(); ++i) {
-    if (i == sorted) {
-      sorted = std::min(candidates.size(), std::max<size_t>(64, 4 * sorted));
-      std::partial_sort(candidates.begin() + static_cast<ptrdiff_t>(i), candidates.begin() + static_cast<ptrdiff_t>(sorted), candidates.end());
-    }
-    reached += weight(candidates[i]);
-    if (reached >= top_p * sum) {
-      candidates.resize(i + 1);
-      return;
+  const double sum = sum_of(candidates), least = sum * (1.0 - top_p) / static_cast<double>(candidates.size());
+  std::erase_if(candidates, [&](const Candidate& c) { return c.weight < least; });
+  double missing = top_p * sum;
+  auto begin = candidates.begin(), end = candidates.end();
+  while (end - begin > 16) {   // better ones lie before begin, worse ones from end on
+    const auto middle = begin + (end - begin) / 2;
+    std::nth_element(begin, middle, end);
+    const double better = sum_of({begin, middle});
+    if (better >= missing) {
+      end = middle;
+    } else {
+      missing -= better;
+      begin = middle;
     }
   }
+  std::sort(begin, end);
+  while (begin != end && missing > 0) missing -= (begin++)->weight;
+  candidates.erase(begin, candidates.end());
 }
 
 void keep_min_p(Candidates& candidates, float min_p) {
-  if (min_p > 0) std::erase_if(candidates, [&](const Candidate& c) { return weight(c) < min_p; });
+  if (min_p > 0) std::erase_if(candidates, [&](const Candidate& c) { return c.weight < min_p; });
 }
 
 // SplitMix64; the top 53 bits as a number in [0, 1).
@@ -102,11 +121,9 @@ double next_uniform(uint64_t& state) {
 }
 
 int32_t draw(const Candidates& candidates, uint64_t& state) {
-  double sum = 0;
-  for (const auto& c : candidates) sum += weight(c);
-  double rest = next_uniform(state) * sum;
+  double rest = next_uniform(state) * sum_of(candidates);
   for (const auto& c : candidates)
-    if ((rest -= weight(c)) < 0) return c.id;
+    if ((rest -= c.weight) < 0) return c.id;
   return std::min_element(candidates.begin(), candidates.end())->id;   // rounding left a crumb at the end
 }
 
@@ -125,12 +142,8 @@ int32_t Sampler::pick(std::span<const float> logits, std::span<const int32_t> hi
   const int32_t top_id = best(logits);
   if (sampling_.temperature == 0) return top_id;
 
-  const float top = logits[static_cast<size_t>(top_id)];
-  Candidates candidates;
-  candidates.reserve(logits.size());
-  for (size_t i = 0; i < logits.size(); ++i)
-    if (logits[i] > -INFINITY) candidates.push_back({(logits[i] - top) / sampling_.temperature, static_cast<int32_t>(i)});
-  keep_top_k(candidates, static_cast<size_t>(sampling_.top_k));
+  Candidates candidates =
+      candidates_of(logits, logits[static_cast<size_t>(top_id)], sampling_.temperature, static_cast<size_t>(sampling_.top_k));
   keep_top_p(candidates, sampling_.top_p);
   keep_min_p(candidates, sampling_.min_p);
   return draw(candidates, state_);
