@@ -42,15 +42,7 @@ struct LayerShape {
   bool operator==(const LayerShape&) const = default;
 };
 
-/// Options of one attention call.
-struct AttendOptions {
-  float scale = 0;                      // multiplies q.k; 0 means 1/sqrt(key_dim)
-  bool causal = true;                   // query row i of L sees keys up to position tokens - L + i
-  int sliding_window = 0;               // > 0: a row at position p sees keys in (p - sliding_window, p]
-  float soft_cap = 0;                   // > 0: logits become cap * tanh(logits / cap)
-  std::optional<mx::array> sinks;       // [Hq] learned sink logits: one more softmax column that carries no value
-  std::optional<mx::array> mask;        // broadcastable to [B, Hq, L, tokens]; bool (true = visible) or additive
-};
+using ops::AttendOptions;
 
 /// What really happened in one layer, for reports.
 struct LayerReport {

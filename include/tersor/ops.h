@@ -74,4 +74,14 @@ struct RopeParams {
 struct QueryKey { mx::array q, k; };
 QueryKey rope(const mx::array& q, const mx::array& k, const RopeParams& params, int64_t position, const Choice& choice, mx::StreamOrDevice s = {});
 
+/// Options of one attention call over a cache (tersor/cache.h).
+struct AttendOptions {
+  float scale = 0;                      // multiplies q.k; 0 means 1/sqrt(key_dim)
+  bool causal = true;                   // query row i of L sees keys up to position tokens - L + i
+  int sliding_window = 0;               // > 0: a row at position p sees keys in (p - sliding_window, p]
+  float soft_cap = 0;                   // > 0: logits become cap * tanh(logits / cap)
+  std::optional<mx::array> sinks;       // [Hq] learned sink logits: one more softmax column that carries no value
+  std::optional<mx::array> mask;        // broadcastable to [B, Hq, L, tokens]; bool (true = visible) or additive
+};
+
 }  // namespace tersor::ops

@@ -1,0 +1,118 @@
+#include <mlx/allocator.h>
+#include <mlx/backend/cpu/encoder.h>
+#include <mlx/ops.h>
+#include <mlx/primitives.h>
+
+#include <stdexcept>
+
+#include "base/thread_pool.h"
+#include "kernels/cpu/kv_encode.h"
+#include "ops/kv.h"
+#include "ops/kv_rows.h"
+
+namespace tersor::ops {
+namespace {
+
+// What a write needs to know once the slab itself is an input array.
+struct Target {
+  std::shared_ptr<const KvFormat> format;
+  int64_t capacity, begin, count, at;
+};
+
+kernels::KvEncode encode_params(const Target& target, bool keys, kernels::KvRows rows, uint8_t* slab) {
+  const KvFormat& format = *target.format;
+  kernels::KvEncode p;
+  p.layout = keys ? &format.keys : &format.values;
+  p.rotation = keys ? format.key_rotation : format.value_rotation;
+  p.sanitise = format.sanitise;
+  rows.data = rows.row(0, 0, target.begin);
+  p.rows = rows;
+  p.batch = format.batch, p.heads = format.heads, p.tokens = target.count;
+  p.head_stride = format.head_bytes(target.capacity);
+  p.batch_stride = p.head_stride * format.heads;
+  p.blocks = slab + (keys ? 0 : format.values_offset(target.capacity));
+  p.first = target.at;
+  return p;
+}
+
+// Inputs: k, v, the slabs, perhaps a ticket. Outputs: the slabs, sharing memory with the inputs.
+class KvAppend : public mx::Primitive {
+ public:
+  KvAppend(mx::Stream stream, std::vector<Target> targets, RowShape keys, RowShape values)
+      : mx::Primitive(stream), targets_(std::move(targets)), keys_(keys), values_(values) {}
+
+  void eval_cpu(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs) override {
+    auto& encoder = mx::cpu::get_command_encoder(stream());
+    const mx::array k = contiguous_rows(inputs[0]), v = contiguous_rows(inputs[1]);
+    encoder.add_temporaries({k, v});
+    std::vector<kernels::KvEncode> jobs;
+    for (size_t i = 0; i < targets_.size(); ++i) {
+      outputs[i].copy_shared_buffer(inputs[2 + i]);
+      uint8_t* slab = outputs[i].data<uint8_t>();
+      jobs.push_back(encode_params(targets_[i], true, rows_of(k, keys_), slab));
+      jobs.push_back(encode_params(targets_[i], false, rows_of(v, values_), slab));
+    }
+    // The formats must outlive the work.
+    encoder.dispatch([jobs = std::move(jobs), targets = targets_] {
+      std::vector<size_t> ends;
+      size_t total = 0;
+      for (const auto& job : jobs) ends.push_back(total += kernels::kv_encode_tasks(job));
+      const auto one = [&](size_t task, size_t) {
+        size_t job = 0;
+        while (task >= ends[job]) ++job;
+        kernels::kv_encode_task(jobs[job], task - (job ? ends[job - 1] : 0));
+      };
+      ThreadPool::instance().run(total, one);
+    });
+  }
+  void eval_gpu(const std::vector<mx::array>&, std::vector<mx::array>&) override {
+    throw std::runtime_error("[kv_append] the CPU kernel was asked to run on a GPU stream");
+  }
+  const char* name() const override { return "TersorKvAppend"; }
+
+ private:
+  std::vector<Target> targets_;
+  RowShape keys_, values_;
+};
+
+}  // namespace
+
+KvSlab KvSlab::make(std::shared_ptr<const KvFormat> format, int64_t capacity, int64_t first) {
+  const int64_t step = format->granularity();
+  capacity = (capacity + step - 1) / step * step;
+  const size_t bytes = format->head_bytes(capacity);
+  if (bytes > static_cast<size_t>(INT32_MAX))
+    throw Error("a cache slab of " + std::to_string(capacity) + " tokens would take " + human_bytes(bytes) + " a head; append in smaller steps");
+  mx::array data = mx::zeros({format->batch, format->heads, static_cast<int>(bytes)}, mx::uint8);
+  return {std::move(format), std::move(data), capacity, first, 0};
+}
+
+void kv_append(std::span<const KvWrite> writes, const mx::array& k, const mx::array& v, const std::optional<mx::array>& after, const Choice& choice, mx::StreamOrDevice s) {
+  if (writes.empty()) return;
+  const KvFormat& format = *writes[0].slab->format;
+  const RowShape keys = RowShape::of(k, format.heads, format.keys.dim, "kv_append", "k");
+  const RowShape values = RowShape::of(v, format.heads, format.values.dim, "kv_append", "v");
+  if (keys.batch != format.batch || values.batch != format.batch || keys.tokens != values.tokens)
+    throw std::invalid_argument("[kv_append] k and v must have the cache's batch size " + std::to_string(format.batch) + " and equally many tokens");
+  dtype_of(k, "kv_append"), dtype_of(v, "kv_append");
+  if (!choice.fast) {
+    kv_append_composed(writes, k, v, s);
+    return;
+  }
+  std::vector<mx::array> inputs{k, v};
+  std::vector<mx::Shape> shapes;
+  std::vector<Target> targets;
+  for (const KvWrite& write : writes) {
+    if (write.at < 0 || write.at + write.count > write.slab->capacity || write.begin < 0 || write.begin + write.count > keys.tokens)
+      throw std::invalid_argument("[kv_append] write outside the slab or the new tokens");
+    inputs.push_back(write.slab->data);
+    shapes.push_back(write.slab->data.shape());
+    targets.push_back({write.slab->format, write.slab->capacity, write.begin, write.count, write.at});
+  }
+  if (after) inputs.push_back(*after);
+  const std::vector<mx::Dtype> dtypes(writes.size(), mx::uint8);
+  auto outputs = mx::array::make_arrays(shapes, dtypes, std::make_shared<KvAppend>(mx::to_stream(s), std::move(targets), keys, values), inputs);
+  for (size_t i = 0; i < writes.size(); ++i) writes[i].slab->data = std::move(outputs[i]);
+}
+
+}  // namespace tersor::ops

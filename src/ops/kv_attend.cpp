@@ -1,0 +1,179 @@
+#include <mlx/allocator.h>
+#include <mlx/backend/cpu/encoder.h>
+#include <mlx/ops.h>
+#include <mlx/primitives.h>
+
+#include <cmath>
+#include <sstream>
+#include <stdexcept>
+
+#include "base/thread_pool.h"
+#include "kernels/cpu/kv_attend.h"
+#include "ops/kv.h"
+#include "ops/kv_rows.h"
+#include "ops/workspace.h"
+
+namespace tersor::ops {
+namespace {
+
+// A read without its array.
+struct Source {
+  std::shared_ptr<const KvFormat> format;
+  int64_t capacity, first, count;
+  kernels::KvSegment segment;      // visibility bounds
+};
+
+// Everything that is known when the graph is built.
+struct Call {
+  std::vector<Source> sources;
+  RowShape queries;
+  int value_dim;
+  float scale, soft_cap;
+  bool causal, has_mask, has_sinks;
+  int64_t sliding_window, position;
+};
+
+kernels::MaskKind mask_kind(mx::Dtype type) {
+  if (type == mx::bool_) return kernels::MaskKind::boolean;
+  if (type == mx::float16) return kernels::MaskKind::f16;
+  if (type == mx::bfloat16) return kernels::MaskKind::bf16;
+  return kernels::MaskKind::f32;
+}
+
+kernels::KvSegment segment_of(const Source& source, const mx::array& slab) {
+  kernels::KvSegment segment = source.segment;
+  const KvFormat& format = *source.format;
+  segment.keys = &format.keys, segment.values = &format.values;
+  segment.blocks = slab.data<uint8_t>();
+  segment.head_stride = format.head_bytes(source.capacity);
+  segment.batch_stride = segment.head_stride * format.heads;
+  segment.values_offset = format.values_offset(source.capacity);
+  segment.first = source.first, segment.count = source.count;
+  return segment;
+}
+
+// Runs the plan on the pool: items, then merges.
+void run(const kernels::KvAttend& params) {
+  ThreadPool& pool = ThreadPool::instance();
+  const auto plan = kernels::kv_attend_plan(params, pool.size());
+  float* const scratch = workspace(plan.worker_floats * pool.size() + plan.partial_floats);
+  float* const partials = scratch + plan.worker_floats * pool.size();
+  pool.run(plan.items, [&](size_t item, size_t worker) { kernels::kv_attend_item(params, plan, item, scratch + worker * plan.worker_floats, partials); });
+  pool.run(plan.merges, [&](size_t merge, size_t worker) { kernels::kv_attend_merge(params, plan, merge, scratch + worker * plan.worker_floats, partials); });
+}
+
+// Inputs: q, the slabs, then mask and sinks if any. Outputs: the result and the ticket.
+class KvAttend : public mx::Primitive {
+ public:
+  KvAttend(mx::Stream stream, Call call) : mx::Primitive(stream), call_(std::move(call)) {}
+
+  void eval_cpu(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs) override {
+    auto& encoder = mx::cpu::get_command_encoder(stream());
+    for (auto& output : outputs) output.set_data(mx::allocator::malloc(output.nbytes()));
+    const mx::array q = contiguous_rows(inputs[0]);
+    encoder.add_temporary(q);
+    kernels::KvAttend p = params(q, outputs[0]);
+    std::vector<kernels::KvSegment> segments;
+    for (size_t i = 0; i < call_.sources.size(); ++i) segments.push_back(segment_of(call_.sources[i], inputs[1 + i]));
+    size_t next = 1 + call_.sources.size();
+    if (call_.has_mask) set_mask(p, inputs[next++]);
+    if (call_.has_sinks) p.sinks = inputs[next].data<float>();
+    encoder.dispatch([p, segments = std::move(segments), formats = call_.sources, ticket = outputs[1].data<uint8_t>()]() mutable {
+      p.segments = segments.data(), p.segment_count = segments.size();
+      run(p);
+      *ticket = 1;
+    });
+  }
+  void eval_gpu(const std::vector<mx::array>&, std::vector<mx::array>&) override {
+    throw std::runtime_error("[kv_attend] the CPU kernel was asked to run on a GPU stream");
+  }
+  const char* name() const override { return "TersorKvAttend"; }
+
+ private:
+  kernels::KvAttend params(const mx::array& q, mx::array& out) const {
+    const KvFormat& format = *call_.sources[0].format;
+    const RowShape& shape = call_.queries;
+    kernels::KvAttend p;
+    p.batch = shape.batch, p.heads = shape.heads, p.kv_heads = format.heads, p.rows = shape.tokens;
+    p.key_dim = static_cast<int>(shape.dim), p.value_dim = call_.value_dim;
+    p.queries = rows_of(q, shape);
+    p.out = out.data<void>();
+    p.out_batch_stride = shape.heads * shape.tokens * call_.value_dim;
+    p.out_head_stride = shape.tokens_major ? call_.value_dim : shape.tokens * call_.value_dim;
+    p.out_token_stride = shape.tokens_major ? shape.heads * call_.value_dim : call_.value_dim;
+    p.key_rotation = format.key_rotation, p.value_rotation = format.value_rotation;
+    p.scale = call_.scale, p.soft_cap = call_.soft_cap;
+    p.causal = call_.causal, p.sliding_window = call_.sliding_window, p.position = call_.position;
+    return p;
+  }
+  void set_mask(kernels::KvAttend& p, const mx::array& mask) const {
+    p.mask_kind = mask_kind(mask.dtype());
+    p.mask = mask.data<void>();
+    for (int i = 0; i < 4; ++i) p.mask_strides[i] = mask.shape(i) == 1 ? 0 : mask.strides()[i];
+  }
+  Call call_;
+};
+
+int64_t total_tokens(std::span<const KvRead> reads) {
+  int64_t end = 0;
+  for (const KvRead& read : reads) end = std::max(end, read.slab->first + read.slab->count);
+  return end;
+}
+
+// The mask as [B|1, Hq|1, L|1, S|1].
+mx::array checked_mask(const mx::array& mask, const RowShape& q, int64_t tokens, mx::StreamOrDevice s) {
+  const bool additive = mask.dtype() == mx::float32 || mask.dtype() == mx::float16 || mask.dtype() == mx::bfloat16;
+  const int64_t wanted[4] = {q.batch, q.heads, q.tokens, tokens};
+  bool fits = mask.ndim() <= 4 && mask.ndim() >= 1 && (additive || mask.dtype() == mx::bool_);
+  for (size_t i = 0; fits && i < mask.ndim(); ++i) {
+    const int size = mask.shape(static_cast<int>(i));
+    fits = size == 1 || size == wanted[4 - mask.ndim() + i];
+  }
+  if (!fits) {
+    std::ostringstream text;
+    text << "[kv_attend] mask of shape " << mask.shape() << " and dtype " << mask.dtype() << " does not broadcast to [" << q.batch << ", " << q.heads << ", " << q.tokens << ", "
+         << tokens << "]; use a bool or floating mask of that shape";
+    throw std::invalid_argument(text.str());
+  }
+  mx::Shape shape(4 - mask.ndim(), 1);
+  shape.insert(shape.end(), mask.shape().begin(), mask.shape().end());
+  return mx::reshape(mask, shape, s);
+}
+
+kernels::KvSegment bounds_of(const KvRead& read) {
+  kernels::KvSegment segment;
+  segment.lo_abs = read.lo_abs.value_or(segment.lo_abs);
+  segment.lo_rel = read.lo_rel.value_or(segment.lo_rel);
+  if (read.hi_abs || read.hi_rel) segment.hi_abs = read.hi_abs.value_or(kernels::KvSegment::kUnset);
+  segment.hi_rel = read.hi_rel.value_or(segment.hi_rel);
+  return segment;
+}
+
+}  // namespace
+
+KvAttended kv_attend(const mx::array& q, std::span<const KvRead> reads, const AttendOptions& options, int64_t position, const Choice& choice, mx::StreamOrDevice s) {
+  if (reads.empty()) throw std::invalid_argument("[kv_attend] the cache is empty: append keys and values first");
+  const KvFormat& format = *reads[0].slab->format;
+  const RowShape queries = RowShape::of(q, 0, format.keys.dim, "kv_attend", "q");
+  if (queries.batch != format.batch || queries.heads % format.heads != 0)
+    throw std::invalid_argument("[kv_attend] q must have the cache's batch size " + std::to_string(format.batch) + " and a multiple of its " + std::to_string(format.heads) + " heads");
+  dtype_of(q, "kv_attend");
+  if (options.sinks && (options.sinks->ndim() != 1 || options.sinks->shape(0) != queries.heads))
+    throw std::invalid_argument("[kv_attend] sinks must have one logit for each of the " + std::to_string(queries.heads) + " query heads");
+  if (!choice.fast) return kv_attend_composed(q, reads, options, position, s);
+
+  Call call{{}, queries, format.values.dim, options.scale != 0 ? options.scale : 1 / std::sqrt(static_cast<float>(queries.dim)), options.soft_cap,
+            options.causal, options.mask.has_value(), options.sinks.has_value(), options.sliding_window, position};
+  std::vector<mx::array> inputs{q};
+  for (const KvRead& read : reads) {
+    inputs.push_back(read.slab->data);
+    call.sources.push_back({read.slab->format, read.slab->capacity, read.slab->first, read.slab->count, bounds_of(read)});
+  }
+  if (options.mask) inputs.push_back(checked_mask(*options.mask, queries, total_tokens(reads), s));
+  if (options.sinks) inputs.push_back(mx::contiguous(mx::astype(*options.sinks, mx::float32, s), false, s));
+  const mx::Shape shape = queries.with_dim(format.values.dim);
+  auto outputs = mx::array::make_arrays({shape, {1}}, {q.dtype(), mx::uint8}, std::make_shared<KvAttend>(mx::to_stream(s), std::move(call)), inputs);
+  return {outputs[0], outputs[1]};
+}
+
+}  // namespace tersor::ops
