@@ -32,7 +32,7 @@ RowDistance compare_rows(std::span<const float> full, std::span<const float> oth
   d.same_top = top_full == top;
 
   const double max_full = full[top_full], max_other = other[top];
-  double sum_full = 0, sum_other = 0, weighted = 0;   // weighted: sum of exp(full) * (full - other), each from its maximum
+  double sum_full = 0, sum_other = 0, weighted = 0;  // weighted: sum of exp(full) * (full - other), each from its maximum
   for (size_t i = 0; i < full.size(); ++i) {
     const double a = full[i] - max_full, b = other[i] - max_other;
     const double p = std::exp(a);
@@ -41,7 +41,7 @@ RowDistance compare_rows(std::span<const float> full, std::span<const float> oth
     weighted += p * (a - b);
   }
   const double log_full = std::log(sum_full), log_other = std::log(sum_other);
-  d.kl = std::max(0.0, weighted / sum_full - log_full + log_other);   // below 0 only by rounding
+  d.kl = std::max(0.0, weighted / sum_full - log_full + log_other);  // below 0 only by rounding
   if (target >= 0) {
     d.nll_full = max_full + log_full - full[static_cast<size_t>(target)];
     d.nll = max_other + log_other - other[static_cast<size_t>(target)];
@@ -52,14 +52,16 @@ RowDistance compare_rows(std::span<const float> full, std::span<const float> oth
 void FidelityMeter::add(std::span<const float> full, std::span<const float> other, std::span<const int32_t> targets) {
   const size_t rows = targets.size(), vocab = rows ? full.size() / rows : 0;
   if (full.size() != other.size() || full.size() != rows * vocab || vocab == 0)
-    throw Error("logits of " + std::to_string(full.size()) + " and " + std::to_string(other.size()) + " numbers cannot be compared row by row");
+    throw Error("logits of " + std::to_string(full.size()) + " and " + std::to_string(other.size()) +
+                " numbers cannot be compared row by row");
   std::vector<RowDistance> distances(rows);
   ThreadPool::instance().run(rows, [&](size_t row, size_t) {
     distances[row] = compare_rows(full.subspan(row * vocab, vocab), other.subspan(row * vocab, vocab), targets[row]);
   });
   for (size_t row = 0; row < rows; ++row) {
     const RowDistance& d = distances[row];
-    if (!d.finite) throw Error("a logit at position " + std::to_string(kl_.size()) + " is not a finite number: the weights are damaged or overflow");
+    if (!d.finite)
+      throw Error("a logit at position " + std::to_string(kl_.size()) + " is not a finite number: the weights are damaged or overflow");
     kl_.push_back(d.kl);
     error_sum_ += d.error_sum;
     error_max_ = std::max(error_max_, d.error_max);

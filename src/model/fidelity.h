@@ -10,11 +10,11 @@ namespace tersor::model {
 
 /// One row of logits against another, in double precision.
 struct RowDistance {
-  double kl = 0;                     // KL(full || other), natural logarithm
-  double error_sum = 0, error_max = 0;   // of |full - other| over the vocabulary
-  double nll_full = 0, nll = 0;      // -log p(target); 0 without a target
-  bool same_top = false;             // equal argmax; of equal logits the lowest id counts
-  bool finite = true;                // false: a logit is not finite and the rest means nothing
+  double kl = 0;                        // KL(full || other), natural logarithm
+  double error_sum = 0, error_max = 0;  // of |full - other| over the vocabulary
+  double nll_full = 0, nll = 0;         // -log p(target); 0 without a target
+  bool same_top = false;                // equal argmax; of equal logits the lowest id counts
+  bool finite = true;                   // false: a logit is not finite and the rest means nothing
 };
 /// target: the token that really follows, or -1.
 RowDistance compare_rows(std::span<const float> full, std::span<const float> other, int32_t target);

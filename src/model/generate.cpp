@@ -19,9 +19,10 @@ constexpr int64_t kReserve = 1024;
 // The text of a reply as its tokens come: decoded, cut at stop strings, handed on.
 class Reply {
  public:
-  Reply(const Transformer& model, const GenerateOptions& options) : decoder_(model.tokenizer()), scanner_(options.stop), on_text_(options.on_text) {}
+  Reply(const Transformer& model, const GenerateOptions& options)
+      : decoder_(model.tokenizer()), scanner_(options.stop), on_text_(options.on_text) {}
 
-  bool push(int32_t token) {   // true when a stop string is complete
+  bool push(int32_t token) {  // true when a stop string is complete
     emit(scanner_.push(decoder_.push(token)));
     return scanner_.found();
   }
@@ -63,13 +64,15 @@ mx::array run_prompt(const Transformer& model, cache::KvCache& cache, std::span<
 
 // Decodes until something ends the reply and says what. Afterwards the cache holds every generated token, except a last one
 // that found the context full, so that the next prompt can follow on.
-std::string decode(const Transformer& model, cache::KvCache& cache, mx::array logits, std::vector<int32_t> history, const GenerateOptions& options,
-                   Reply& reply, Generation& result) {
+std::string decode(const Transformer& model, cache::KvCache& cache, mx::array logits, std::vector<int32_t> history,
+                   const GenerateOptions& options, Reply& reply, Generation& result) {
   Sampler sampler(options.sampling);
   const auto& ends = model.tokenizer().data().end_tokens;
+  // Some models pad their vocabulary beyond the tokenizer's: such ids have no text and are never picked.
+  const size_t choices = static_cast<size_t>(std::min(model.config().vocab, model.tokenizer().size()));
   Clock::time_point first;
   for (;;) {
-    const int32_t token = sampler.pick(values(logits), history);
+    const int32_t token = sampler.pick(values(logits).first(choices), history);
     if (!options.ignore_end && std::find(ends.begin(), ends.end(), token) != ends.end()) return "end";
     result.tokens.push_back(token);
     history.push_back(token);
@@ -95,7 +98,7 @@ double Generation::decode_tok_s() const {
 Generation generate(const Transformer& model, cache::KvCache& cache, std::span<const int32_t> prompt, const GenerateOptions& options) {
   if (prompt.empty()) throw Error("the prompt is empty: give at least one token");
   if (options.max_tokens < 1) throw Error("max tokens is " + std::to_string(options.max_tokens) + ": give 1 or more");
-  Sampler{options.sampling};   // bad values are refused before the prompt runs
+  Sampler{options.sampling};  // bad values are refused before the prompt runs
   Reply reply(model, options);
   Generation result;
   result.prompt_tokens = static_cast<int64_t>(prompt.size());

@@ -49,7 +49,8 @@ class Taker {
     if (weight.bias && (weight.bias->ndim() != 1 || weight.bias->shape(0) != out))
       fail(name + ".bias", "should have " + std::to_string(out) + " numbers");
     if (!weight.bits) return;
-    if (weight.group < 1 || in % weight.group) fail(name, "has groups of " + std::to_string(weight.group) + " in rows of " + std::to_string(in));
+    if (weight.group < 1 || in % weight.group)
+      fail(name, "has groups of " + std::to_string(weight.group) + " in rows of " + std::to_string(in));
     const mx::Shape groups{out, in / weight.group};
     if (!weight.scales || !weight.biases || weight.scales->shape() != groups || weight.biases->shape() != groups)
       fail(name, "is quantised, but its scales and biases do not fit");
@@ -72,7 +73,8 @@ LayerWeights take_layer(Taker& take, const Config& c, int index) {
       take.vector(prefix + "post_attention_layernorm", c.hidden),
       c.qk_norm ? std::optional(take.vector(prefix + "self_attn.q_norm", c.head_dim)) : std::nullopt,
       c.qk_norm ? std::optional(take.vector(prefix + "self_attn.k_norm", c.head_dim)) : std::nullopt,
-      {take.linear(prefix + "self_attn.q_proj", q, c.hidden, c.qkv_bias), take.linear(prefix + "self_attn.k_proj", kv, c.hidden, c.qkv_bias),
+      {take.linear(prefix + "self_attn.q_proj", q, c.hidden, c.qkv_bias),
+       take.linear(prefix + "self_attn.k_proj", kv, c.hidden, c.qkv_bias),
        take.linear(prefix + "self_attn.v_proj", kv, c.hidden, c.qkv_bias)},
       take.linear(prefix + "self_attn.o_proj", c.hidden, q, c.o_bias),
       take.linear(prefix + "mlp.gate_proj", c.intermediate, c.hidden, c.mlp_bias),

@@ -9,17 +9,17 @@
 namespace tersor::model {
 
 struct LayerWeights {
-  mx::array input_norm, post_norm;              // float32
-  std::optional<mx::array> q_norm, k_norm;      // float32, one head
-  std::vector<ops::LinearWeight> qkv;           // q, k, v
+  mx::array input_norm, post_norm;          // float32
+  std::optional<mx::array> q_norm, k_norm;  // float32, one head
+  std::vector<ops::LinearWeight> qkv;       // q, k, v
   ops::LinearWeight o, gate, up, down;
 };
 
 struct Weights {
-  ops::LinearWeight embedding, head;            // head shares the embedding's arrays when tied
-  mx::array norm;                               // float32
+  ops::LinearWeight embedding, head;  // head shares the embedding's arrays when tied
+  mx::array norm;                     // float32
   std::vector<LayerWeights> layers;
-  uint64_t bytes = 0;                           // of all arrays, shared ones once
+  uint64_t bytes = 0;  // of all arrays, shared ones once
 };
 
 /// Moves the weights out of `data` and evaluates them. Throws Error naming the tensor that is missing or does not fit the configuration.

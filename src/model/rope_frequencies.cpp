@@ -19,8 +19,8 @@ double scale_llama3(double frequency, const Config::Llama3Scaling& scaling) {
 
 void check(const Config& config) {
   if (config.rotary_dims < 2 || config.rotary_dims % 2 || config.rotary_dims > config.head_dim)
-    throw Error("model configuration: " + std::to_string(config.rotary_dims) + " rotary dimensions: give an even number up to the head size " +
-                std::to_string(config.head_dim));
+    throw Error("model configuration: " + std::to_string(config.rotary_dims) +
+                " rotary dimensions: give an even number up to the head size " + std::to_string(config.head_dim));
   if (!(config.rope_theta > 0) || !(config.linear_rope_factor > 0))
     throw Error("model configuration: rope theta and the linear rope factor must be above 0");
   const size_t pairs = static_cast<size_t>(config.rotary_dims) / 2;

@@ -9,8 +9,8 @@ namespace tersor::model {
 namespace {
 
 struct Candidate {
-  float logit;     // after temperature, counted from the best one
-  float weight;    // exp(logit): share in the softmax, not normalised; the best has 1
+  float logit;   // after temperature, counted from the best one
+  float weight;  // exp(logit): share in the softmax, not normalised; the best has 1
   int32_t id;
   // Better first; equal logits in the order of their ids, so that a pick does not depend on the sorting algorithm.
   bool operator<(const Candidate& other) const { return logit != other.logit ? logit > other.logit : id < other.id; }
@@ -66,7 +66,7 @@ Candidates candidates_of(std::span<const float> logits, float top, float tempera
   for (size_t i = 0; i < logits.size(); ++i) {
     if (logits[i] == -INFINITY) continue;
     const Candidate candidate{(logits[i] - top) / temperature, 0, static_cast<int32_t>(i)};
-    if (!all && candidates.size() == k) {   // a heap whose front is the worst of the k best so far
+    if (!all && candidates.size() == k) {  // a heap whose front is the worst of the k best so far
       if (!(candidate < candidates.front())) continue;
       std::pop_heap(candidates.begin(), candidates.end());
       candidates.pop_back();
@@ -92,7 +92,7 @@ void keep_top_p(Candidates& candidates, float top_p) {
   std::erase_if(candidates, [&](const Candidate& c) { return c.weight < least; });
   double missing = top_p * sum;
   auto begin = candidates.begin(), end = candidates.end();
-  while (end - begin > 16) {   // better ones lie before begin, worse ones from end on
+  while (end - begin > 16) {  // better ones lie before begin, worse ones from end on
     const auto middle = begin + (end - begin) / 2;
     std::nth_element(begin, middle, end);
     const double better = sum_of({begin, middle});
@@ -124,7 +124,7 @@ int32_t draw(const Candidates& candidates, uint64_t& state) {
   double rest = next_uniform(state) * sum_of(candidates);
   for (const auto& c : candidates)
     if ((rest -= c.weight) < 0) return c.id;
-  return std::min_element(candidates.begin(), candidates.end())->id;   // rounding left a crumb at the end
+  return std::min_element(candidates.begin(), candidates.end())->id;  // rounding left a crumb at the end
 }
 
 }  // namespace

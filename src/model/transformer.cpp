@@ -12,7 +12,8 @@ namespace tersor::model {
 namespace {
 
 Config checked(Config config) {
-  const int sizes[] = {config.layers, config.hidden, config.intermediate, config.heads, config.kv_heads, config.head_dim, config.vocab, config.context};
+  const int sizes[] = {config.layers,   config.hidden,   config.intermediate, config.heads,
+                       config.kv_heads, config.head_dim, config.vocab,        config.context};
   if (*std::min_element(std::begin(sizes), std::end(sizes)) < 1)
     throw Error("model configuration: layers, hidden, intermediate, heads, kv_heads, head_dim, vocab and context must all be above 0");
   if (config.heads % config.kv_heads)
@@ -23,9 +24,7 @@ Config checked(Config config) {
 }
 
 // [1, L, N] to its last row [1, 1, N].
-mx::array last_row(const mx::array& x) {
-  return x.shape(1) == 1 ? x : mx::slice(x, {0, x.shape(1) - 1, 0}, x.shape());
-}
+mx::array last_row(const mx::array& x) { return x.shape(1) == 1 ? x : mx::slice(x, {0, x.shape(1) - 1, 0}, x.shape()); }
 
 }  // namespace
 
@@ -35,10 +34,10 @@ struct Transformer::Impl {
   cache::Identity identity;
   text::Tokenizer tokenizer;
   Weights weights;
-  std::vector<ops::RopeParams> rope;     // by layer
-  std::vector<ops::Choice> chosen;       // each distinct one once
+  std::vector<ops::RopeParams> rope;  // by layer
+  std::vector<ops::Choice> chosen;    // each distinct one once
   ops::Choice norm_choice, rope_choice;
-  std::map<std::string, ops::Choice> linear_choices;   // by LinearWeight::str()
+  std::map<std::string, ops::Choice> linear_choices;  // by LinearWeight::str()
 
   Impl(ModelData data, ops::Policy p);
   cache::LayerShape cache_shape() const { return {1, config.kv_heads, config.head_dim, config.head_dim}; }
@@ -55,8 +54,7 @@ Transformer::Impl::Impl(ModelData data, ops::Policy p)
     : config(checked(data.config)), policy(p), identity(data.identity), tokenizer(std::move(data.tokenizer)), weights(take_weights(data)) {
   const auto frequencies = rope_inverse_frequencies(config);
   const mx::array inv_freq(frequencies.begin(), {static_cast<int>(frequencies.size())}, mx::float32);
-  for (const auto& layer : weights.layers)
-    rope.push_back({config.head_dim, inv_freq, 1.0f, layer.q_norm, layer.k_norm, config.norm_eps});
+  for (const auto& layer : weights.layers) rope.push_back({config.head_dim, inv_freq, 1.0f, layer.q_norm, layer.k_norm, config.norm_eps});
   choose_kernels();
 }
 
@@ -83,8 +81,8 @@ void Transformer::Impl::check(std::span<const int32_t> tokens, const cache::KvCa
     throw Error("this KV cache was made for a model of other sizes: make it with make_cache of the model that uses it");
   for (size_t i = 0; i < tokens.size(); ++i)
     if (tokens[i] < 0 || tokens[i] >= config.vocab)
-      throw Error("token " + std::to_string(tokens[i]) + " at place " + std::to_string(i) + " is outside the vocabulary: ids go from 0 to " +
-                  std::to_string(config.vocab - 1));
+      throw Error("token " + std::to_string(tokens[i]) + " at place " + std::to_string(i) +
+                  " is outside the vocabulary: ids go from 0 to " + std::to_string(config.vocab - 1));
   const int64_t total = cache.tokens() + static_cast<int64_t>(tokens.size());
   if (total > config.context)
     throw Error(std::to_string(total) + " tokens do not fit the model's context of " + std::to_string(config.context) +
@@ -157,8 +155,8 @@ mx::array Transformer::forward(std::span<const int32_t> tokens, cache::KvCache& 
   for (int i = 0; i < m.config.layers; ++i) x = m.block(i, x, cache.layer(i), position, last_only && i + 1 == m.config.layers);
   for (int i = 0; i < m.config.layers; ++i)
     if (cache.layer(i).tokens() != position + length)
-      throw Error("layer " + std::to_string(i) + " did not use its KV cache: it holds " + std::to_string(cache.layer(i).tokens()) + " tokens instead of " +
-                  std::to_string(position + length) + "; trim all layers alike or start a new cache");
+      throw Error("layer " + std::to_string(i) + " did not use its KV cache: it holds " + std::to_string(cache.layer(i).tokens()) +
+                  " tokens instead of " + std::to_string(position + length) + "; trim all layers alike or start a new cache");
   x = ops::rms_norm(x, m.weights.norm, m.config.norm_eps, m.norm_choice);
   return mx::reshape(m.project(x, {&m.weights.head, 1}).front(), {x.shape(1), m.config.vocab});
 }
@@ -173,7 +171,7 @@ mx::array Transformer::prefill(std::span<const int32_t> tokens, cache::KvCache& 
     const mx::array logits = forward(part, cache);
     done += part.size();
     if (done == tokens.size()) mx::eval(logits);
-    cache.eval();   // for earlier chunks this alone: their logits and the last layer's attention are never computed
+    cache.eval();  // for earlier chunks this alone: their logits and the last layer's attention are never computed
     if (progress) progress(static_cast<int64_t>(done));
     if (done == tokens.size()) return logits;
   }

@@ -66,7 +66,7 @@ TEST(Fidelity, AShiftOfAllLogitsChangesErrorsButNotProbabilities) {
   Row shifted = row;
   for (auto& x : shifted) x += 2;
   const RowDistance d = compare_rows(row, shifted, 3);
-  EXPECT_NEAR(d.kl, 0, 1e-6);   // the shift itself rounds in float
+  EXPECT_NEAR(d.kl, 0, 1e-6);  // the shift itself rounds in float
   EXPECT_NEAR(d.error_max, 2, 1e-5);
   EXPECT_NEAR(d.nll, d.nll_full, 1e-5);
 }
@@ -92,7 +92,8 @@ TEST(Fidelity, MeterSummarisesRows) {
   meter.add({full.data(), half}, {other.data(), half}, {targets.data(), rows / 2});
   meter.add(std::span(full).subspan(half), std::span(other).subspan(half), std::span(targets).subspan(rows / 2));
   const Fidelity f = meter.result();
-  const double kl_small = static_cast<double>(kl_by_definition({1, 0}, {0.5f, 0})), kl_big = static_cast<double>(kl_by_definition({1, 0}, {-1, 0}));
+  const double kl_small = static_cast<double>(kl_by_definition({1, 0}, {0.5f, 0})),
+               kl_big = static_cast<double>(kl_by_definition({1, 0}, {-1, 0}));
   EXPECT_EQ(f.positions, 200);
   EXPECT_NEAR(f.kl_mean, (kl_small + kl_big) / 200, 1e-12);
   EXPECT_EQ(f.kl_p99, 0) << "rank 198 of 200";

@@ -179,7 +179,8 @@ class Evaluate : public ::testing::Test {
 };
 
 TEST_F(Evaluate, FullPrecisionIsAtDistanceZeroAndCodecsAreNot) {
-  const std::vector<cache::KvSpec> specs{cache::KvSpec::parse("full"), cache::KvSpec::parse("affine:8,group=32"), cache::KvSpec::parse("affine:4,group=32")};
+  const std::vector<cache::KvSpec> specs{cache::KvSpec::parse("full"), cache::KvSpec::parse("affine:8,group=32"),
+                                         cache::KvSpec::parse("affine:4,group=32")};
   std::vector<int64_t> seen;
   const auto results = evaluate(model, tokens(), specs, 32, Dtype::f16, [&](int64_t done, int64_t total) {
     EXPECT_EQ(total, 90);

@@ -13,13 +13,15 @@ namespace tersor::model::testing {
 
 class ReferenceTransformer {
  public:
-  explicit ReferenceTransformer(const ModelData& data) : data_(data), c_(data.config), frequencies_(rope_inverse_frequencies(data.config)) {}
+  explicit ReferenceTransformer(const ModelData& data)
+      : data_(data), c_(data.config), frequencies_(rope_inverse_frequencies(data.config)) {}
 
   // [L][vocab]
   std::vector<std::vector<double>> logits(std::span<const int32_t> tokens) const {
     Rows x;
     for (int32_t token : tokens) {
-      const float* row = data_.linears.at("model.embed_tokens").weight.data<float>() + static_cast<size_t>(token) * static_cast<size_t>(c_.hidden);
+      const float* row =
+          data_.linears.at("model.embed_tokens").weight.data<float>() + static_cast<size_t>(token) * static_cast<size_t>(c_.hidden);
       x.emplace_back(row, row + c_.hidden);
     }
     for (int i = 0; i < c_.layers; ++i) layer(x, "model.layers." + std::to_string(i) + ".");

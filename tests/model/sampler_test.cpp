@@ -60,7 +60,7 @@ TEST(Sampler, TopPKeepsTheFewestThatReachTheShare) {
   };
   EXPECT_EQ(kept(0.4f), (std::vector<bool>{false, true, false, false, false}));
   EXPECT_EQ(kept(0.7f), (std::vector<bool>{false, true, false, true, false}));
-  EXPECT_EQ(kept(0.9f), (std::vector<bool>{true, true, true, true, false}));   // of two equal ones the first
+  EXPECT_EQ(kept(0.9f), (std::vector<bool>{true, true, true, true, false}));  // of two equal ones the first
   EXPECT_EQ(kept(1.0f), (std::vector<bool>{true, true, true, true, true}));
 }
 

@@ -49,9 +49,7 @@ template <class F>
 std::string error_of(F&& f) {
   try {
     f();
-  } catch (const Error& error) {
-    return error.what();
-  }
+  } catch (const Error& error) { return error.what(); }
   ADD_FAILURE() << "no error";
   return {};
 }
@@ -98,16 +96,19 @@ TEST_P(Variants, ComposedOperationsAgreeWithKernels) {
   EXPECT_LT(largest_difference(fast, composed), 2e-4);
 }
 
-INSTANTIATE_TEST_SUITE_P(
-    Models, Variants,
-    ::testing::Values(Variant{"plain", [](Config&) {}}, Variant{"untied", [](Config& c) { c.tied_head = false; }},
-                      Variant{"qkv_bias", [](Config& c) { c.qkv_bias = true; }},
-                      Variant{"all_biases", [](Config& c) { c.qkv_bias = c.o_bias = c.mlp_bias = true; }},
-                      Variant{"qk_norm", [](Config& c) { c.qk_norm = true; }}, Variant{"one_kv_head", [](Config& c) { c.kv_heads = 1; }},
-                      Variant{"partial_rotary", [](Config& c) { c.rotary_dims = 16; }},
-                      Variant{"sliding_window", [](Config& c) { c.sliding_window = 9; }},
-                      Variant{"llama3_rope", [](Config& c) { c.llama3_scaling = {8, 1, 4, 32}; }}),
-    [](const auto& info) { return info.param.name; });
+INSTANTIATE_TEST_SUITE_P(Models, Variants,
+                         ::testing::Values(Variant{"plain", [](Config&) {}}, Variant{"untied", [](Config& c) { c.tied_head = false; }},
+                                           Variant{"qkv_bias", [](Config& c) { c.qkv_bias = true; }},
+                                           Variant{"all_biases", [](Config& c) { c.qkv_bias = c.o_bias = c.mlp_bias = true; }},
+                                           Variant{"qk_norm", [](Config& c) { c.qk_norm = true; }},
+                                           Variant{"one_kv_head", [](Config& c) { c.kv_heads = 1; }},
+                                           Variant{"partial_rotary", [](Config& c) { c.rotary_dims = 16; }},
+                                           Variant{"sliding_window", [](Config& c) { c.sliding_window = 9; }},
+                                           Variant{"llama3_rope",
+                                                   [](Config& c) {
+                                                     c.llama3_scaling = {8, 1, 4, 32};
+                                                   }}),
+                         [](const auto& info) { return info.param.name; });
 
 TEST(Transformer, TheLastRowAloneIsTheLastOfAll) {
   const Transformer model(tiny_model(tiny_config()), ops::Policy::automatic);
@@ -224,8 +225,10 @@ TEST(RopeFrequencies, Llama3LeavesShortWavesAndSlowsLongOnes) {
   bool blended = false;
   for (size_t i = 0; i < before.size(); ++i) {
     const double wavelength = 2 * std::numbers::pi / before[i];
-    if (wavelength < 16) EXPECT_EQ(after[i], before[i]);
-    else if (wavelength > 64) EXPECT_FLOAT_EQ(after[i], before[i] / 8);
+    if (wavelength < 16)
+      EXPECT_EQ(after[i], before[i]);
+    else if (wavelength > 64)
+      EXPECT_FLOAT_EQ(after[i], before[i] / 8);
     else {
       blended = true;
       EXPECT_LT(after[i], before[i]);
