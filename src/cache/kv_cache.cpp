@@ -1,0 +1,103 @@
+#include <mlx/transforms.h>
+
+#include <algorithm>
+
+#include "cache/layer_state.h"
+
+namespace tersor::cache {
+namespace {
+
+// Layers kept in full precision, as indices from 0.
+std::vector<bool> skipped_layers(const KvSpec& spec, int layers) {
+  std::vector<bool> skipped(layers, false);
+  for (const int given : spec.skip) {
+    const int layer = given < 0 ? layers + given : given;
+    if (layer < 0 || layer >= layers)
+      throw Error("skip=" + std::to_string(given) + ": the model has layers 0 to " + std::to_string(layers - 1) + " (-1 is the last)");
+    skipped[layer] = true;
+  }
+  return skipped;
+}
+
+}  // namespace
+
+KvCache::KvCache(const KvSpec& spec, int layers, LayerShape shape, Dtype full_dtype, ops::Policy policy) : spec_(spec), full_dtype_(full_dtype) {
+  const std::vector<bool> skipped = skipped_layers(spec, layers);
+  for (int i = 0; i < layers; ++i) {
+    const codec::Spec full;
+    layers_.emplace_back(skipped[i] ? full : spec.keys, skipped[i] ? full : spec.values, spec.window, spec.sinks, shape, full_dtype, policy);
+  }
+}
+
+int64_t KvCache::tokens() const { return layers_.empty() ? 0 : layers_.front().tokens(); }
+
+void KvCache::reserve(int64_t tokens) {
+  for (LayerCache& layer : layers_) layer.reserve(tokens);
+}
+
+int64_t KvCache::trimmable() const {
+  int64_t least = tokens();
+  for (const LayerCache& layer : layers_) least = std::min(least, layer.trimmable());
+  return least;
+}
+
+int64_t KvCache::trim(int64_t n) {
+  if (n <= 0 || n > tokens() || (n > trimmable() && n != tokens())) return 0;
+  for (LayerCache& layer : layers_)
+    if (layer.trim(n) != n) throw std::logic_error("layers of one cache disagree about trimming");
+  return n;
+}
+
+KvCache KvCache::copy() const {
+  KvCache other;
+  other.spec_ = spec_, other.full_dtype_ = full_dtype_;
+  for (const LayerCache& layer : layers_) other.layers_.push_back(layer.copy());
+  return other;
+}
+
+void KvCache::eval() const {
+  std::vector<mx::array> all;
+  for (const LayerCache& layer : layers_) {
+    const auto arrays = layer.arrays();
+    all.insert(all.end(), arrays.begin(), arrays.end());
+  }
+  mx::eval(all);
+}
+
+uint64_t KvCache::bytes() const {
+  uint64_t sum = 0;
+  for (const LayerCache& layer : layers_) sum += layer.bytes();
+  return sum;
+}
+
+uint64_t KvCache::bytes_full() const {
+  uint64_t sum = 0;
+  for (const LayerCache& layer : layers_) {
+    const LayerShape& shape = layer.shape();
+    sum += static_cast<uint64_t>(layer.tokens()) * shape.batch * shape.kv_heads * (shape.key_dim + shape.value_dim) * size_of(full_dtype_);
+  }
+  return sum;
+}
+
+std::vector<LayerReport> KvCache::report() const {
+  std::vector<LayerReport> rows;
+  for (int i = 0; i < layers(); ++i) {
+    const LayerCache::State& state = layers_[i].state();
+    LayerReport row{i, spec_.keys.str(), spec_.values.str(), state.keys.str(), state.values.str(), "", state.tokens, layers_[i].bytes()};
+    if (!(state.keys == spec_.keys && state.values == spec_.values)) row.reason = "skipped by request";
+    rows.push_back(std::move(row));
+  }
+  return rows;
+}
+
+std::vector<ops::Choice> KvCache::choices() const {
+  std::vector<ops::Choice> all;
+  for (const LayerCache& layer : layers_)
+    for (const ops::Choice& choice : layer.choices()) {
+      const auto same = [&](const ops::Choice& other) { return other.op == choice.op && other.problem == choice.problem && other.kernel == choice.kernel; };
+      if (std::none_of(all.begin(), all.end(), same)) all.push_back(choice);
+    }
+  return all;
+}
+
+}  // namespace tersor::cache

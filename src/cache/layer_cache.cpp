@@ -1,0 +1,217 @@
+#include <mlx/ops.h>
+#include <mlx/transforms.h>
+
+#include <algorithm>
+#include <stdexcept>
+
+#include "cache/layer_state.h"
+#include "ops/kv_rows.h"
+
+namespace tersor::cache {
+namespace {
+
+using State = LayerCache::State;
+
+int64_t round_up(int64_t n, int64_t step) { return (n + step - 1) / step * step; }
+
+bool is_full(const codec::Spec& spec) { return spec.family == codec::Family::full; }
+
+std::shared_ptr<const ops::KvFormat> make_format(const codec::Spec& keys, const codec::Spec& values, const LayerShape& shape, Dtype full_dtype,
+                                                 const ops::KvFormat* basis) {
+  const auto key_codec = codec::Codec::make(keys, codec::Role::keys, shape.key_dim, full_dtype);
+  const auto value_codec = codec::Codec::make(values, codec::Role::values, shape.value_dim, full_dtype);
+  ops::KvFormat format{codec::Layout(key_codec), codec::Layout(value_codec)};
+  format.batch = shape.batch, format.heads = shape.kv_heads;
+  format.key_rotation = basis ? basis->key_rotation : key_codec->rotation();
+  format.value_rotation = basis ? basis->value_rotation : value_codec->rotation();
+  format.rotation_owners[0] = basis ? basis->rotation_owners[0] : key_codec;
+  format.rotation_owners[1] = basis ? basis->rotation_owners[1] : value_codec;
+  format.sanitise = basis || !(is_full(keys) && is_full(values));
+  return std::make_shared<const ops::KvFormat>(std::move(format));
+}
+
+// Blocks [first, last) of a slab's keys or values, as bytes [B, H, n].
+mx::array block_bytes(const ops::KvSlab& slab, bool keys, int64_t first, int64_t last) {
+  const codec::Layout& layout = keys ? slab.format->keys : slab.format->values;
+  const size_t base = keys ? 0 : slab.format->values_offset(slab.capacity);
+  const auto at = [&](int64_t block) { return static_cast<int>(base + static_cast<size_t>(block) * layout.block_bytes); };
+  const auto& shape = slab.data.shape();
+  return mx::slice(slab.data, {0, 0, at(first)}, {shape[0], shape[1], at(last)});
+}
+
+// A slab of another capacity with the tokens from position `first` on; `first` must lie on a block boundary.
+ops::KvSlab moved(const ops::KvSlab& slab, int64_t first, int64_t capacity) {
+  ops::KvSlab fresh = ops::KvSlab::make(slab.format, capacity, first);
+  fresh.count = std::max<int64_t>(0, slab.first + slab.count - first);
+  if (fresh.count == 0) return fresh;
+  std::vector<mx::array> parts;
+  for (const bool keys : {true, false}) {
+    const codec::Layout& layout = keys ? slab.format->keys : slab.format->values;
+    const int64_t begin = (first - slab.first) / layout.block_tokens, blocks = layout.blocks(fresh.count);
+    parts.push_back(block_bytes(slab, keys, begin, begin + blocks));
+    const int64_t spare = static_cast<int64_t>(layout.blocks(fresh.capacity)) - blocks;
+    if (spare > 0) parts.push_back(mx::zeros({slab.data.shape(0), slab.data.shape(1), static_cast<int>(spare * static_cast<int64_t>(layout.block_bytes))}, mx::uint8));
+  }
+  fresh.data = mx::concatenate(std::move(parts), 2);
+  return fresh;
+}
+
+int64_t recent_capacity(const State& s) { return round_up(s.window + kRewindMargin + kWindowSlack, codec::kFullBlockTokens); }
+
+// The block boundary from which the next row, at position `position`, and rows after short rewinds need full precision.
+int64_t recent_first(const State& s, int64_t position) {
+  const int64_t needed = std::max<int64_t>(0, position - s.window + 1 - kRewindMargin);
+  return std::max(s.recent->first, needed / codec::kFullBlockTokens * codec::kFullBlockTokens);
+}
+
+void make_room(State& s, int64_t tokens) {
+  const int64_t capacity = s.capacity(), needed = s.tokens + tokens;
+  if (needed <= capacity) return;
+  const int64_t step = std::clamp(capacity / 4, kLeastStep, kMostStep);
+  const int64_t first = capacity;
+  s.body.push_back(ops::KvSlab::make(s.body_format, std::max(needed - capacity, capacity == 0 ? kLeastStep : step), first));
+}
+
+// The parts of the new tokens [tokens, tokens + count) that go to the slabs of the body.
+void body_writes(State& s, int64_t count, std::vector<ops::KvWrite>& writes) {
+  for (ops::KvSlab& slab : s.body) {
+    const int64_t low = std::max(s.tokens, slab.first), high = std::min(s.tokens + count, slab.first + slab.capacity);
+    if (low < high) writes.push_back({&slab, low - s.tokens, high - low, low - slab.first});
+  }
+}
+
+void full_writes(State& s, int64_t count, std::vector<ops::KvWrite>& writes) {
+  if (s.tokens < s.sinks) {
+    if (!s.sink_slab) s.sink_slab = ops::KvSlab::make(s.full_format, s.sinks, 0);
+    writes.push_back({&*s.sink_slab, 0, std::min(count, s.sinks - s.tokens), s.tokens});
+  }
+  if (s.window == 0) return;
+  if (!s.recent) s.recent = ops::KvSlab::make(s.full_format, std::max(count, recent_capacity(s)), s.tokens);
+  if (s.recent->count + count > s.recent->capacity) {
+    const int64_t first = recent_first(s, s.tokens);
+    s.recent = moved(*s.recent, first, std::max(s.tokens - first + count, recent_capacity(s)));
+  }
+  writes.push_back({&*s.recent, 0, count, s.tokens - s.recent->first});
+}
+
+}  // namespace
+
+LayerCache::LayerCache() = default;
+LayerCache::~LayerCache() = default;
+LayerCache::LayerCache(LayerCache&&) noexcept = default;
+LayerCache& LayerCache::operator=(LayerCache&&) noexcept = default;
+
+LayerCache::LayerCache(const codec::Spec& keys, const codec::Spec& values, int window, int sinks, LayerShape shape, Dtype full_dtype, ops::Policy policy)
+    : state_(std::make_unique<State>()) {
+  State& s = *state_;
+  s.keys = keys, s.values = values, s.shape = shape, s.full_dtype = full_dtype;
+  const bool all_full = is_full(keys) && is_full(values);
+  s.window = all_full ? 0 : window;
+  s.sinks = all_full ? 0 : sinks;
+  s.body_format = make_format(keys, values, shape, full_dtype, nullptr);
+  codec::Spec full;
+  full.dtype = full_dtype;
+  if (s.window || s.sinks) s.full_format = make_format(full, full, shape, full_dtype, s.body_format.get());
+  const std::string variant = keys == values ? keys.str() : keys.str() + "/" + values.str();
+  s.append_choice = ops::choose("kv_append", variant, ops::mlx_dtype(full_dtype), shape.key_dim, policy);
+  s.attend_choice = ops::choose("kv_attend", variant, ops::mlx_dtype(full_dtype), shape.key_dim, policy);
+}
+
+void LayerCache::append(const mx::array& k, const mx::array& v) {
+  State& s = *state_;
+  const auto shape = ops::RowShape::of(k, s.shape.kv_heads, s.shape.key_dim, "LayerCache::append", "k");
+  if (shape.tokens == 0) return;
+  make_room(s, shape.tokens);
+  std::vector<ops::KvWrite> writes;
+  body_writes(s, shape.tokens, writes);
+  full_writes(s, shape.tokens, writes);
+  ops::kv_append(writes, k, v, s.ticket, s.append_choice);
+  for (const ops::KvWrite& write : writes) write.slab->count = write.at + write.count;
+  s.tokens += shape.tokens;
+}
+
+mx::array LayerCache::attend(const mx::array& q, const AttendOptions& options) {
+  State& s = *state_;
+  const auto shape = ops::RowShape::of(q, 0, s.shape.key_dim, "LayerCache::attend", "q");
+  if (shape.tokens > s.tokens)
+    throw std::invalid_argument("[LayerCache::attend] " + std::to_string(shape.tokens) + " query rows but only " + std::to_string(s.tokens) + " cached tokens; append keys and values first");
+  std::vector<ops::KvRead> reads;
+  // A row at p reads tokens in (p - window, p] from the recent slab, as far as that reaches back, and earlier ones from the body.
+  if (s.sink_slab) reads.push_back({&*s.sink_slab, {}, {}, {}, {}});
+  for (const ops::KvSlab& slab : s.body) {
+    if (slab.count == 0) continue;
+    ops::KvRead read{&slab, {}, {}, {}, {}};
+    if (s.sinks) read.lo_abs = s.sinks;
+    if (s.recent) read.hi_abs = s.recent->first, read.hi_rel = 1 - s.window;
+    reads.push_back(read);
+  }
+  if (s.recent) reads.push_back({&*s.recent, std::max(s.recent->first, s.sinks), 1 - s.window, {}, {}});
+  auto [out, ticket] = ops::kv_attend(q, reads, options, s.tokens - shape.tokens, s.attend_choice);
+  s.ticket = ticket;
+  // A long chunk has left a long window behind.
+  if (s.recent && s.recent->capacity > recent_capacity(s)) {
+    const int64_t first = recent_first(s, s.tokens);
+    s.recent = moved(*s.recent, first, std::max(s.tokens - first, recent_capacity(s)));
+  }
+  return out;
+}
+
+int64_t LayerCache::tokens() const { return state_->tokens; }
+const LayerShape& LayerCache::shape() const { return state_->shape; }
+
+void LayerCache::reserve(int64_t tokens) {
+  State& s = *state_;
+  if (tokens > s.capacity()) s.body.push_back(ops::KvSlab::make(s.body_format, tokens - s.capacity(), s.capacity()));
+}
+
+int64_t LayerCache::trimmable() const {
+  const State& s = *state_;
+  if (!s.recent || s.recent->first == 0) return s.tokens;
+  return std::max<int64_t>(0, s.tokens - s.window + 1 - s.recent->first);
+}
+
+int64_t LayerCache::trim(int64_t n) {
+  State& s = *state_;
+  if (n <= 0 || n > s.tokens || (n > trimmable() && n != s.tokens)) return 0;
+  s.tokens -= n;
+  while (s.body.size() > 1 && s.body.back().first >= s.tokens) s.body.pop_back();
+  for (ops::KvSlab& slab : s.body) slab.count = std::clamp<int64_t>(s.tokens - slab.first, 0, slab.count);
+  if (s.sink_slab) s.sink_slab->count = std::min(s.sink_slab->count, s.tokens);
+  if (s.recent && s.tokens <= s.recent->first) s.recent.reset();
+  if (s.recent) s.recent->count = s.tokens - s.recent->first;
+  if (s.tokens == 0) s.sink_slab.reset();
+  return n;
+}
+
+LayerCache LayerCache::copy() const {
+  LayerCache other;
+  other.state_ = std::make_unique<State>(*state_);
+  State& s = *other.state_;
+  // A real operation on an array that stays alive: MLX's copy would share the memory that append writes in place.
+  std::vector<mx::array> fresh;
+  const auto duplicate = [&fresh](ops::KvSlab& slab) { fresh.push_back(slab.data = mx::bitwise_or(slab.data, mx::array(0, mx::uint8))); };
+  for (ops::KvSlab& slab : s.body) duplicate(slab);
+  if (s.sink_slab) duplicate(*s.sink_slab);
+  if (s.recent) duplicate(*s.recent);
+  mx::eval(fresh);
+  s.ticket.reset();
+  return other;
+}
+
+uint64_t LayerCache::bytes() const {
+  uint64_t sum = 0;
+  for (const mx::array& array : arrays()) sum += array.nbytes();
+  return sum;
+}
+
+std::vector<mx::array> LayerCache::arrays() const {
+  std::vector<mx::array> all;
+  for (const ops::KvSlab& slab : state_->body) all.push_back(slab.data);
+  if (state_->sink_slab) all.push_back(state_->sink_slab->data);
+  if (state_->recent) all.push_back(state_->recent->data);
+  return all;
+}
+
+std::vector<ops::Choice> LayerCache::choices() const { return {state_->append_choice, state_->attend_choice}; }
+
+}  // namespace tersor::cache

@@ -1,0 +1,39 @@
+// What a layer's cache consists of.
+#pragma once
+
+#include <optional>
+#include <vector>
+
+#include "ops/kv.h"
+#include "tersor/cache.h"
+
+namespace tersor::cache {
+
+/// Tokens the recent window keeps beyond `window`, so that short rewinds (speculative decoding) stay exact.
+inline constexpr int64_t kRewindMargin = 16;
+/// Tokens of free room a rebuilt window has.
+inline constexpr int64_t kWindowSlack = 32;
+/// Growth steps of the body, in tokens: a quarter of what it holds, within these bounds.
+inline constexpr int64_t kLeastStep = 256, kMostStep = 2048;
+
+/// Every token is encoded into the body as it arrives, at its position. The first `sinks` tokens and the most recent ones are also
+/// kept in full precision, in the body's (rotated) basis; attention reads each token from the best place it has, by position,
+/// so the result does not depend on how tokens were grouped into calls.
+struct LayerCache::State {
+  codec::Spec keys, values;
+  int64_t window = 0, sinks = 0;            // 0 where everything is full precision anyway
+  LayerShape shape;
+  Dtype full_dtype = Dtype::f16;
+  ops::Choice append_choice, attend_choice;
+
+  std::shared_ptr<const ops::KvFormat> body_format, full_format;
+  std::vector<ops::KvSlab> body;            // consecutive
+  std::optional<ops::KvSlab> sink_slab;     // positions [0, sinks)
+  std::optional<ops::KvSlab> recent;        // positions [recent->first, tokens)
+  std::optional<mx::array> ticket;          // of the last attention: what overwrites slots waits for it
+  int64_t tokens = 0;
+
+  int64_t capacity() const { return body.empty() ? 0 : body.back().first + body.back().capacity; }
+};
+
+}  // namespace tersor::cache
