@@ -1,0 +1,130 @@
+// The one table of fast kernels, and the choice between them and composed MLX operations.
+#include <fnmatch.h>
+#include <mlx/device.h>
+
+#include <algorithm>
+#include <sstream>
+#include <stdexcept>
+
+#include "kernels/cpu/simd_target.h"
+#include "tersor/ops.h"
+
+namespace tersor::ops {
+namespace {
+
+constexpr std::string_view kComposed = "mlx (composed)";
+
+bool any_head(int) { return true; }
+
+struct Row {
+  std::string_view op;
+  std::string_view variants;  // shell patterns, separated by |; an empty one matches the empty variant
+  bool (*head_size)(int);     // of ops that have heads
+  std::string_view head_sizes;
+  std::string_view kernel;
+};
+
+constexpr std::string_view kWeights = "f32|f16|bf16|affine:[234568],group=32|affine:[234568],group=64|affine:[234568],group=128";
+constexpr std::string_view kCaches = "full:*|affine:*|turboquant*";
+
+// Every CPU kernel takes f32, f16 and bf16.
+constexpr Row kCpu[] = {
+    {"linear", kWeights, any_head, "", "cpu/linear"},
+    {"embed", kWeights, any_head, "", "cpu/embed"},
+    {"rms_norm", "", any_head, "", "cpu/rms_norm"},
+    {"rope", "|qk_norm", any_head, "any head size", "cpu/rope"},
+    {"kv_append", kCaches, any_head, "any head size", "cpu/kv_append"},
+    {"kv_attend", kCaches, any_head, "any head size", "cpu/kv_attend"},
+};
+
+bool matches(std::string_view patterns, const std::string& variant) {
+  for (size_t begin = 0; begin <= patterns.size();) {
+    const size_t end = std::min(patterns.find('|', begin), patterns.size());
+    if (fnmatch(std::string(patterns.substr(begin, end - begin)).c_str(), variant.c_str(), 0) == 0) return true;
+    begin = end + 1;
+  }
+  return false;
+}
+
+std::string short_name(mx::Dtype dtype) {
+  if (dtype == mx::float32) return "f32";
+  if (dtype == mx::float16) return "f16";
+  if (dtype == mx::bfloat16) return "bf16";
+  std::ostringstream text;
+  text << dtype;
+  return text.str();
+}
+
+std::string problem_of(std::string_view variant, mx::Dtype dtype, int head_dim) {
+  std::string text(variant);
+  text += (text.empty() ? "" : " ") + short_name(dtype);
+  if (head_dim > 0) text += " D=" + std::to_string(head_dim);
+  return text;
+}
+
+std::string with_target(std::string_view kernel) { return std::string(kernel) + " [" + kernels::simd_target_name() + "]"; }
+
+// Fills kernel, fast and reason from the CPU table.
+void look_up(Choice& choice, std::string_view variant, mx::Dtype dtype, int head_dim) {
+  const bool floating = dtype == mx::float32 || dtype == mx::float16 || dtype == mx::bfloat16;
+  bool known = false;
+  for (const Row& row : kCpu) {
+    if (row.op != choice.op) continue;
+    known = true;
+    if (!floating || !matches(row.variants, std::string(variant)) || !row.head_size(head_dim)) continue;
+    choice.kernel = with_target(row.kernel);
+    choice.fast = true;
+    choice.reason = "the CPU kernel for this machine";
+    return;
+  }
+  if (!known) throw std::invalid_argument("[choose] there is no op \"" + choice.op + "\"");
+  choice.reason = "no CPU kernel for " + choice.op + " of " + choice.problem;
+}
+
+}  // namespace
+
+Policy parse_policy(std::string_view text) {
+  if (text == "auto" || text == "automatic") return Policy::automatic;
+  if (text == "require") return Policy::require;
+  if (text == "forbid") return Policy::forbid;
+  throw Error("kernel policy \"" + std::string(text) + "\" is unknown: use auto, require or forbid");
+}
+
+std::string_view name_of(Policy policy) {
+  switch (policy) {
+    case Policy::automatic: return "auto";
+    case Policy::require: return "require";
+    case Policy::forbid: return "forbid";
+  }
+  return "auto";
+}
+
+Choice choose(std::string_view op, std::string_view variant, mx::Dtype dtype, int head_dim, Policy policy) {
+  kernels::apply_simd_environment();
+  Choice choice{std::string(op), problem_of(variant, dtype, head_dim), std::string(kComposed), false, {}};
+  if (policy == Policy::forbid) {
+    choice.reason = "fast kernels are forbidden (policy forbid)";
+    return choice;
+  }
+  if (mx::default_device() == mx::Device::gpu) {
+    choice.reason = "the default device is a GPU, for which there is no " + choice.op + " kernel";
+  } else {
+    look_up(choice, variant, dtype, head_dim);
+  }
+  if (!choice.fast && policy == Policy::require)
+    throw Error("no fast kernel can be required: " + choice.reason + "; use policy auto to run composed MLX operations instead");
+  return choice;
+}
+
+std::vector<Choice> kernel_table() {
+  kernels::apply_simd_environment();
+  std::vector<Choice> table;
+  for (const Row& row : kCpu) {
+    std::string problem(row.variants == "" ? "any" : row.variants);
+    if (problem.front() == '|') problem = "plain" + problem;
+    table.push_back({std::string(row.op), problem + " in f32|f16|bf16", with_target(row.kernel), true, std::string(row.head_sizes)});
+  }
+  return table;
+}
+
+}  // namespace tersor::ops

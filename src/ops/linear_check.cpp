@@ -1,0 +1,78 @@
+#include "ops/linear_check.h"
+
+#include <sstream>
+#include <stdexcept>
+
+#include "ops/kv_rows.h"
+
+namespace tersor::ops {
+namespace {
+
+template <class... Parts>
+[[noreturn]] void fail(const std::string& op, const Parts&... parts) {
+  std::ostringstream text;
+  text << "[" << op << "] ";
+  (text << ... << parts);
+  throw std::invalid_argument(text.str());
+}
+
+void check_quantised(const std::string& op, const LinearWeight& w) {
+  const int bits = w.bits, group = w.group;
+  if (bits < 2 || bits > 8 || bits == 7) fail(op, "weights of ", bits, " bits are not supported: use 2, 3, 4, 5, 6 or 8");
+  if (group != 32 && group != 64 && group != 128) fail(op, "weight groups of ", group, " are not supported: use 32, 64 or 128");
+  if (w.weight.dtype() != mx::uint32) fail(op, "a quantised weight must be uint32, not ", w.weight.dtype());
+  if (w.weight.shape(1) * int64_t{32} % bits) fail(op, "rows of ", w.weight.shape(1), " words do not hold whole ", bits, "-bit codes");
+  if (w.in_features() % group) fail(op, "rows of ", w.in_features(), " numbers do not divide into groups of ", group);
+  if (!w.scales || !w.biases) fail(op, "a quantised weight needs scales and biases");
+  const mx::Shape shape{w.out_features(), w.in_features() / group};
+  for (const auto* part : {&*w.scales, &*w.biases}) {
+    dtype_of(*part, op);
+    if (part->shape() != shape) fail(op, "scales and biases must have shape ", shape, ", not ", part->shape());
+  }
+}
+
+}  // namespace
+
+void check_weight(const std::string& op, const LinearWeight& w) {
+  if (w.weight.ndim() != 2 || !w.weight.size()) fail(op, "a weight must be a matrix [out, in] that is not empty, not ", w.weight.shape());
+  if (w.bits) {
+    check_quantised(op, w);
+  } else {
+    dtype_of(w.weight, op);
+  }
+  if (!w.bias) return;
+  dtype_of(*w.bias, op);
+  if (w.bias->shape() != mx::Shape{w.out_features()}) fail(op, "bias must have shape [", w.out_features(), "], not ", w.bias->shape());
+}
+
+void check_linear(const std::string& op, const mx::array& x, const LinearWeight& w) {
+  check_weight(op, w);
+  dtype_of(x, op);
+  if (x.ndim() == 0 || x.shape(-1) != w.in_features()) fail(op, "x has shape ", x.shape(), "; the weight takes [..., ", w.in_features(), "]");
+}
+
+kernels::LinearMatrix matrix_of(const mx::array& weight, int bits, int group) {
+  kernels::LinearMatrix m;
+  m.weight = weight.data<void>();
+  m.bits = bits, m.group = group;
+  m.out = static_cast<size_t>(weight.shape(0));
+  m.in = static_cast<size_t>(weight.shape(1));
+  if (bits) {
+    m.in = m.in * 32 / static_cast<size_t>(bits);
+  } else {
+    m.weight_type = dtype_of(weight, "linear");
+  }
+  return m;
+}
+
+std::string LinearWeight::str() const {
+  if (bits) return "affine:" + std::to_string(bits) + ",group=" + std::to_string(group);
+  if (weight.dtype() == mx::float32) return "f32";
+  if (weight.dtype() == mx::float16) return "f16";
+  if (weight.dtype() == mx::bfloat16) return "bf16";
+  std::ostringstream text;
+  text << weight.dtype();
+  return text.str();
+}
+
+}  // namespace tersor::ops

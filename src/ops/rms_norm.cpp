@@ -1,0 +1,70 @@
+#include <mlx/allocator.h>
+#include <mlx/backend/cpu/encoder.h>
+#include <mlx/ops.h>
+#include <mlx/primitives.h>
+
+#include <algorithm>
+#include <sstream>
+#include <stdexcept>
+
+#include "base/thread_pool.h"
+#include "kernels/cpu/norm_rope.h"
+#include "ops/composed.h"
+#include "ops/contiguous.h"
+#include "ops/kv_rows.h"
+
+namespace tersor::ops {
+namespace {
+
+// Numbers below which a parallel region costs more than it saves.
+constexpr size_t kTaskNumbers = 16384;
+
+// Inputs: x, weight.
+class RmsNorm : public mx::Primitive {
+ public:
+  RmsNorm(mx::Stream stream, float eps) : mx::Primitive(stream), eps_(eps) {}
+
+  void eval_cpu(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs) override {
+    auto& encoder = mx::cpu::get_command_encoder(stream());
+    const mx::array x = row_contiguous(inputs[0], encoder), weight = row_contiguous(inputs[1], encoder);
+    mx::array& out = outputs[0];
+    out.set_data(mx::allocator::malloc(out.nbytes()));
+    encoder.set_input_array(x);
+    encoder.set_input_array(weight);
+    encoder.set_output_array(out);
+    const size_t n = weight.size(), rows = x.size() / n;
+    encoder.dispatch([from = x.data<char>(), to = out.data<char>(), w = weight.data<void>(), type = dtype_of(x, "rms_norm"),
+                      weight_type = dtype_of(weight, "rms_norm"), eps = eps_, rows, n] {
+      const size_t step = std::max<size_t>(1, kTaskNumbers / n), row_bytes = n * size_of(type);
+      ThreadPool::instance().run((rows + step - 1) / step, [&](size_t task, size_t) {
+        const size_t row = task * step;
+        kernels::rms_norm_rows(type, from + row * row_bytes, weight_type, w, eps, to + row * row_bytes, std::min(step, rows - row), n);
+      });
+    });
+  }
+  void eval_gpu(const std::vector<mx::array>&, std::vector<mx::array>&) override {
+    throw std::runtime_error("[rms_norm] the CPU kernel was asked to run on a GPU stream");
+  }
+  const char* name() const override { return "TersorRmsNorm"; }
+  bool is_equivalent(const mx::Primitive& other) const override { return eps_ == static_cast<const RmsNorm&>(other).eps_; }
+
+ private:
+  float eps_;
+};
+
+}  // namespace
+
+mx::array rms_norm(const mx::array& x, const mx::array& weight, float eps, const Choice& choice, mx::StreamOrDevice s) {
+  dtype_of(x, "rms_norm");
+  dtype_of(weight, "rms_norm");
+  if (x.ndim() == 0 || weight.ndim() != 1 || weight.size() == 0 || x.shape(-1) != weight.shape(0)) {
+    std::ostringstream text;
+    text << "[rms_norm] x has shape " << x.shape() << " and the weight " << weight.shape() << "; expected [..., n] and [n]";
+    throw std::invalid_argument(text.str());
+  }
+  if (!x.size()) return x;
+  if (!choice.fast) return composed::rms_norm(x, weight, eps, s);
+  return mx::array(x.shape(), x.dtype(), std::make_shared<RmsNorm>(mx::to_stream(s), eps), {x, weight});
+}
+
+}  // namespace tersor::ops
