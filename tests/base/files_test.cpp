@@ -35,9 +35,7 @@ template <class F>
 std::string message_of(F&& f) {
   try {
     f();
-  } catch (const Error& error) {
-    return error.what();
-  }
+  } catch (const Error& error) { return error.what(); }
   return "no error";
 }
 

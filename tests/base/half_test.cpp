@@ -14,7 +14,8 @@ constexpr float kInfinity = std::numeric_limits<float>::infinity();
 // The value of a finite binary16 by its definition.
 float half_by_definition(uint16_t bits) {
   const int exponent = (bits >> 10) & 31, mantissa = bits & 1023;
-  const float magnitude = exponent ? std::ldexp(1024.0f + static_cast<float>(mantissa), exponent - 25) : std::ldexp(static_cast<float>(mantissa), -24);
+  const float magnitude =
+      exponent ? std::ldexp(1024.0f + static_cast<float>(mantissa), exponent - 25) : std::ldexp(static_cast<float>(mantissa), -24);
   return bits & 0x8000 ? -magnitude : magnitude;
 }
 
@@ -49,8 +50,10 @@ TEST(Half, OverflowBecomesInfinityAndNanStaysNan) {
 TEST(Bfloat, EveryBfloatComesBackAndNanStaysNan) {
   for (uint32_t bits = 0; bits < 0x10000; ++bits) {
     const float value = bfloat_to_float(static_cast<uint16_t>(bits));
-    if (std::isnan(value)) ASSERT_TRUE(std::isnan(bfloat_to_float(float_to_bfloat(value)))) << bits;
-    else ASSERT_EQ(float_to_bfloat(value), bits);
+    if (std::isnan(value))
+      ASSERT_TRUE(std::isnan(bfloat_to_float(float_to_bfloat(value)))) << bits;
+    else
+      ASSERT_EQ(float_to_bfloat(value), bits);
   }
   EXPECT_TRUE(std::isnan(bfloat_to_float(float_to_bfloat(std::bit_cast<float>(0x7f800001u)))));
 }
@@ -69,9 +72,7 @@ TEST(DtypeNames, AreReadInEverySpellingAndUnknownOnesAreNamed) {
   try {
     parse_dtype("f8");
     FAIL() << "f8 was accepted";
-  } catch (const Error& error) {
-    EXPECT_NE(std::string(error.what()).find("\"f8\""), std::string::npos);
-  }
+  } catch (const Error& error) { EXPECT_NE(std::string(error.what()).find("\"f8\""), std::string::npos); }
 }
 
 }  // namespace
