@@ -4,13 +4,13 @@
 #include <mlx/primitives.h>
 
 #include <cmath>
-#include <sstream>
 #include <stdexcept>
 
 #include "base/thread_pool.h"
 #include "kernels/cpu/kv_attend.h"
 #include "ops/kv.h"
 #include "ops/kv_rows.h"
+#include "ops/kv_visibility.h"
 #include "ops/workspace.h"
 
 namespace tersor::ops {
@@ -113,32 +113,6 @@ class KvAttend : public mx::Primitive {
   }
   Call call_;
 };
-
-int64_t total_tokens(std::span<const KvRead> reads) {
-  int64_t end = 0;
-  for (const KvRead& read : reads) end = std::max(end, read.slab->first + read.slab->count);
-  return end;
-}
-
-// The mask as [B|1, Hq|1, L|1, S|1].
-mx::array checked_mask(const mx::array& mask, const RowShape& q, int64_t tokens, mx::StreamOrDevice s) {
-  const bool additive = mask.dtype() == mx::float32 || mask.dtype() == mx::float16 || mask.dtype() == mx::bfloat16;
-  const int64_t wanted[4] = {q.batch, q.heads, q.tokens, tokens};
-  bool fits = mask.ndim() <= 4 && mask.ndim() >= 1 && (additive || mask.dtype() == mx::bool_);
-  for (size_t i = 0; fits && i < mask.ndim(); ++i) {
-    const int size = mask.shape(static_cast<int>(i));
-    fits = size == 1 || size == wanted[4 - mask.ndim() + i];
-  }
-  if (!fits) {
-    std::ostringstream text;
-    text << "[kv_attend] mask of shape " << mask.shape() << " and dtype " << mask.dtype() << " does not broadcast to [" << q.batch << ", " << q.heads << ", " << q.tokens << ", "
-         << tokens << "]; use a bool or floating mask of that shape";
-    throw std::invalid_argument(text.str());
-  }
-  mx::Shape shape(4 - mask.ndim(), 1);
-  shape.insert(shape.end(), mask.shape().begin(), mask.shape().end());
-  return mx::reshape(mask, shape, s);
-}
 
 kernels::KvSegment bounds_of(const KvRead& read) {
   kernels::KvSegment segment;

@@ -1,0 +1,202 @@
+#include "ops/kv_composed_codes.h"
+
+#include <mlx/ops.h>
+
+#include <map>
+#include <mutex>
+#include <utility>
+#include <vector>
+
+#include "codec/scalar.h"
+#include "ops/kv_rows.h"
+
+namespace tersor::ops::composed {
+namespace {
+
+using codec::kLanes, codec::kTileTokens;
+
+// A plane's bytes are [outer][rows][16][4] and the 8 / bits fields of a byte [upper][lower]. Of these six axes tokens take
+// (rows, lower, A) and dims (outer, upper, B), where A and B are the 16 and the 4 for keys, the 4 and the 16 for values.
+struct PlaneAxes {
+  int outer, rows, upper, lower;
+  PlaneAxes(const codec::Layout& layout, int bits) {
+    const int fields = 8 / bits;
+    if (layout.role == codec::Role::keys) {
+      lower = std::min(fields, kTileTokens / kLanes), upper = fields / lower;
+      outer = layout.padded_dim / 4 / upper, rows = kTileTokens / kLanes / lower;
+    } else {
+      lower = fields, upper = 1;
+      outer = layout.padded_dim / kLanes, rows = kTileTokens / 4 / fields;
+    }
+  }
+  int fields() const { return upper * lower; }
+};
+
+// Axes 0 to 2 are batch, head and block; then as above: 3 outer, 4 rows, 5 the sixteen, 6 the four, 7 upper, 8 lower.
+std::vector<int> by_token(codec::Role role) {
+  return role == codec::Role::keys ? std::vector<int>{0, 1, 2, 4, 8, 5, 3, 7, 6} : std::vector<int>{0, 1, 2, 4, 8, 6, 3, 7, 5};
+}
+std::vector<int> inverse_of(const std::vector<int>& axes) {
+  std::vector<int> inverse(axes.size());
+  for (size_t i = 0; i < axes.size(); ++i) inverse[axes[i]] = static_cast<int>(i);
+  return inverse;
+}
+
+mx::array u8(int value) { return mx::array(value, mx::uint8); }
+mx::array u32(uint32_t value) { return mx::array(value, mx::uint32); }
+
+mx::array shifts(int bits) {
+  std::vector<uint8_t> list;
+  for (int shift = 0; shift < 8; shift += bits) list.push_back(static_cast<uint8_t>(shift));
+  return mx::array(list.data(), {static_cast<int>(list.size())}, mx::uint8);
+}
+
+// Bytes [B, H, blocks, plane bytes] to the plane's fields [B, H, tokens, padded dim].
+mx::array unpack_plane(const codec::Layout& layout, int bits, const mx::array& bytes, mx::StreamOrDevice s) {
+  const PlaneAxes a(layout, bits);
+  const int b = bytes.shape(0), h = bytes.shape(1), n = bytes.shape(2);
+  mx::array x = mx::reshape(bytes, {b, h, n, a.outer, a.rows, kLanes, 4, 1}, s);
+  if (bits < 8) x = mx::bitwise_and(mx::right_shift(x, shifts(bits), s), u8((1 << bits) - 1), s);
+  x = mx::reshape(x, {b, h, n, a.outer, a.rows, kLanes, 4, a.upper, a.lower}, s);
+  return mx::reshape(mx::transpose(x, by_token(layout.role), s), {b, h, n * kTileTokens, layout.padded_dim}, s);
+}
+
+mx::array pack_plane(const codec::Layout& layout, int bits, const mx::array& fields, mx::StreamOrDevice s) {
+  const PlaneAxes a(layout, bits);
+  const int b = fields.shape(0), h = fields.shape(1), n = fields.shape(2) / kTileTokens;
+  const bool keys = layout.role == codec::Role::keys;
+  mx::array x = mx::reshape(fields, {b, h, n, a.rows, a.lower, keys ? kLanes : 4, a.outer, a.upper, keys ? 4 : kLanes}, s);
+  x = mx::reshape(mx::transpose(x, inverse_of(by_token(layout.role)), s), {b, h, n, a.outer * a.rows * codec::kRowBytes, a.fields()}, s);
+  if (bits == 8) return mx::squeeze(x, 4, s);
+  return mx::astype(mx::sum(mx::left_shift(x, shifts(bits), s), 4, false, s), mx::uint8, s);   // fields do not overlap: sum is or
+}
+
+mx::array blocks_of(const codec::Layout& layout, const mx::array& bytes, mx::StreamOrDevice s) {
+  const int block = static_cast<int>(layout.block_bytes);
+  return mx::reshape(bytes, {bytes.shape(0), bytes.shape(1), bytes.shape(2) / block, block}, s);
+}
+
+mx::array byte_range(const mx::array& blocks, size_t begin, size_t end, mx::StreamOrDevice s) {
+  return mx::slice(blocks, {0, 0, 0, static_cast<int>(begin)}, {blocks.shape(0), blocks.shape(1), blocks.shape(2), static_cast<int>(end)}, s);
+}
+
+size_t plane_bytes(const codec::Layout& layout, int bits) { return static_cast<size_t>(kTileTokens) * layout.padded_dim * bits / 8; }
+
+// Float bits (magnitudes) rounded to nearest even at `drop` bits, as 16-bit numbers of codec/scalar.h.
+mx::array round_bits(const mx::array& magnitude, int drop, mx::StreamOrDevice s) {
+  const mx::array bits = mx::subtract(mx::view(mx::minimum(magnitude, mx::array(codec::kScalarMax), s), mx::uint32, s), u32(codec::kScalarExponentShift), s);
+  const mx::array odd = mx::bitwise_and(mx::right_shift(bits, u32(drop), s), u32(1), s);
+  const mx::array rounded = mx::right_shift(mx::add(mx::add(bits, u32((1u << (drop - 1)) - 1), s), odd, s), u32(drop), s);
+  return mx::where(mx::greater(magnitude, mx::array(0x1p-40f), s), rounded, u32(0), s);   // NaN: 0
+}
+
+}  // namespace
+
+CodeBlocks unpack_codes(const codec::Layout& layout, const mx::array& bytes, mx::StreamOrDevice s) {
+  const mx::array blocks = blocks_of(layout, bytes, s);
+  std::optional<mx::array> codes;
+  for (int i = 0; i < layout.plane_count; ++i) {
+    const codec::Plane& plane = layout.planes[i];
+    mx::array part = unpack_plane(layout, plane.bits, byte_range(blocks, plane.offset, plane.offset + plane_bytes(layout, plane.bits), s), s);
+    if (plane.shift) part = mx::left_shift(part, u8(plane.shift), s);
+    codes = codes ? mx::bitwise_or(*codes, part, s) : part;
+  }
+  const int b = bytes.shape(0), h = bytes.shape(1), n = blocks.shape(2);
+  const mx::array stored = mx::view(mx::contiguous(byte_range(blocks, layout.scalars_offset, layout.block_bytes, s), false, s), mx::uint16, s);
+  const mx::array rows = mx::reshape(stored, {b, h, n, layout.scalar_rows, kTileTokens}, s);
+  return {*codes, mx::reshape(mx::swapaxes(rows, 3, 4, s), {b, h, n * kTileTokens, layout.scalar_rows}, s)};
+}
+
+mx::array pack_codes(const codec::Layout& layout, const CodeBlocks& blocks, mx::StreamOrDevice s) {
+  const int b = blocks.codes.shape(0), h = blocks.codes.shape(1), n = blocks.codes.shape(2) / kTileTokens;
+  std::vector<mx::array> parts;
+  for (int i = 0; i < layout.plane_count; ++i) {
+    const codec::Plane& plane = layout.planes[i];
+    const mx::array fields = mx::bitwise_and(mx::right_shift(blocks.codes, u8(plane.shift), s), u8((1 << plane.bits) - 1), s);
+    parts.push_back(pack_plane(layout, plane.bits, fields, s));
+  }
+  const mx::array rows = mx::swapaxes(mx::reshape(blocks.scalars, {b, h, n, kTileTokens, layout.scalar_rows}, s), 3, 4, s);
+  const mx::array stored = mx::reshape(mx::contiguous(rows, false, s), {b, h, n, layout.scalar_rows * kTileTokens}, s);
+  parts.push_back(mx::view(stored, mx::uint8, s));
+  return mx::reshape(mx::concatenate(parts, 3, s), {b, h, n * static_cast<int>(layout.block_bytes)}, s);
+}
+
+mx::array unpack_full(const codec::Layout& layout, const mx::array& bytes, mx::StreamOrDevice s) {
+  const mx::array numbers = mx::view(mx::contiguous(blocks_of(layout, bytes, s), false, s), mlx_dtype(layout.dtype), s);
+  const int b = numbers.shape(0), h = numbers.shape(1), n = numbers.shape(2);
+  const mx::Shape tokens = {b, h, n * codec::kFullBlockTokens, layout.padded_dim};
+  if (layout.role == codec::Role::values) return mx::reshape(numbers, tokens, s);
+  return mx::reshape(mx::swapaxes(mx::reshape(numbers, {b, h, n, layout.padded_dim, codec::kFullBlockTokens}, s), 3, 4, s), tokens, s);
+}
+
+mx::array pack_full(const codec::Layout& layout, const mx::array& numbers, mx::StreamOrDevice s) {
+  const int b = numbers.shape(0), h = numbers.shape(1), n = numbers.shape(2) / codec::kFullBlockTokens;
+  mx::array blocks = mx::reshape(numbers, {b, h, n, codec::kFullBlockTokens, layout.padded_dim}, s);
+  if (layout.role == codec::Role::keys) blocks = mx::swapaxes(blocks, 3, 4, s);
+  blocks = mx::reshape(mx::contiguous(blocks, false, s), {b, h, n * codec::kFullBlockTokens * layout.padded_dim}, s);
+  return mx::view(blocks, mx::uint8, s);
+}
+
+mx::array decode_norms(const mx::array& bits, mx::StreamOrDevice s) {
+  const mx::array wide = mx::left_shift(mx::astype(bits, mx::uint32, s), u32(13), s);
+  const mx::array value = mx::view(mx::add(wide, u32(codec::kScalarExponentShift), s), mx::float32, s);
+  return mx::where(mx::equal(bits, mx::array(0, mx::uint16), s), mx::array(0.0f), value, s);
+}
+
+mx::array encode_norms(const mx::array& values, mx::StreamOrDevice s) { return mx::astype(round_bits(values, 13, s), mx::uint16, s); }
+
+mx::array decode_scales(const mx::array& bits, mx::StreamOrDevice s) {
+  const mx::array wide = mx::astype(bits, mx::uint32, s), rest = mx::bitwise_and(wide, u32(0x7fff), s);
+  const mx::array magnitude = mx::view(mx::add(mx::left_shift(rest, u32(14), s), u32(codec::kScalarExponentShift), s), mx::float32, s);
+  const mx::array value = mx::where(mx::greater(wide, u32(0x7fff), s), mx::negative(magnitude, s), magnitude, s);
+  return mx::where(mx::equal(rest, u32(0), s), mx::array(0.0f), value, s);
+}
+
+mx::array encode_scales(const mx::array& values, mx::StreamOrDevice s) {
+  const mx::array rest = round_bits(mx::abs(values, s), 14, s);
+  const mx::array negative = mx::logical_and(mx::less(values, mx::array(0.0f), s), mx::greater(rest, u32(0), s), s);
+  return mx::astype(mx::where(negative, mx::bitwise_or(rest, u32(0x8000), s), rest, s), mx::uint16, s);
+}
+
+mx::array group_of_dims(const codec::Layout& layout) {
+  std::vector<int32_t> groups;
+  for (int d = 0; d < layout.dim; ++d) groups.push_back(d / layout.group);
+  return mx::array(groups.data(), {layout.dim}, mx::int32);
+}
+
+mx::array decode_blocks(const codec::Layout& layout, const mx::array& bytes, mx::StreamOrDevice s) {
+  const auto cut = [&](const mx::array& x) { return mx::slice(x, {0, 0, 0, 0}, {x.shape(0), x.shape(1), x.shape(2), layout.dim}, s); };
+  if (layout.family == codec::Family::full) return mx::astype(cut(unpack_full(layout, bytes, s)), mx::float32, s);
+  const CodeBlocks blocks = unpack_codes(layout, bytes, s);
+  const mx::array codes = cut(blocks.codes);
+  if (layout.family == codec::Family::turboquant) {
+    const mx::array levels(layout.levels, {1 << layout.bits}, mx::float32);
+    return mx::multiply(mx::take(levels, codes, s), decode_norms(blocks.scalars, s), s);
+  }
+  const mx::array parts = mx::reshape(decode_scales(blocks.scalars, s), {codes.shape(0), codes.shape(1), codes.shape(2), 2, layout.groups}, s);
+  const mx::array by_dim = mx::take(parts, group_of_dims(layout), 4, s);
+  const mx::array scales = mx::take(by_dim, 0, 3, s), biases = mx::take(by_dim, 1, 3, s);
+  return mx::add(mx::multiply(mx::astype(codes, mx::float32, s), scales, s), biases, s);
+}
+
+mx::array rotation_matrix(const codec::Rotation& rotation) {
+  using Key = std::pair<int, std::vector<float>>;   // the size and the signs say everything
+  constexpr size_t kMost = 64;
+  static std::mutex mutex;
+  static std::map<Key, mx::array> matrices;
+  const Key key(rotation.dim(), std::vector<float>(rotation.signs().begin(), rotation.signs().end()));
+  const std::lock_guard lock(mutex);
+  if (const auto found = matrices.find(key); found != matrices.end()) return found->second;
+  const int dim = rotation.dim();
+  std::vector<float> matrix;
+  for (int i = 0; i < dim; ++i) {
+    std::vector<double> unit(dim, 0.0);
+    unit[i] = 1;
+    rotation.apply(unit);
+    matrix.insert(matrix.end(), unit.begin(), unit.end());
+  }
+  if (matrices.size() >= kMost) matrices.clear();
+  return matrices.emplace(key, mx::array(matrix.data(), {dim, dim}, mx::float32)).first->second;
+}
+
+}  // namespace tersor::ops::composed
