@@ -3,7 +3,7 @@
 #include <set>
 
 #include "model/hf_json.h"
-#include "model/sniff.h"
+#include "base/sniff.h"
 
 namespace tersor::model::hf {
 namespace {

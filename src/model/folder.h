@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "model/safetensors.h"
+#include "base/safetensors.h"
 
 namespace tersor::model::hf {
 

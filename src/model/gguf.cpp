@@ -4,7 +4,7 @@
 #include <cstring>
 
 #include "model/gguf_reader.h"
-#include "model/sniff.h"
+#include "base/sniff.h"
 
 namespace tersor::model::gguf {
 namespace {

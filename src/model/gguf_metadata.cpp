@@ -6,7 +6,7 @@
 #include <cstring>
 
 #include "model/gguf_types.h"
-#include "model/sniff.h"
+#include "base/sniff.h"
 #include "model/weight_plan.h"
 
 namespace tersor::model::gguf {
@@ -14,6 +14,7 @@ namespace {
 
 constexpr int kDefaultContext = 2048;
 constexpr float kDefaultRopeBase = 10000.0f;
+constexpr std::string_view kDefaultPretokenizer = "gpt-2";
 
 // Typed look-ups of "ARCHITECTURE.name".
 class Keys {
@@ -104,50 +105,20 @@ int read_vocab(const File& file, const Keys& keys) {
   return keys.size("vocab_size", tokens ? std::optional<int>(static_cast<int>(tokens)) : std::nullopt);
 }
 
-// Ids given in metadata must be tokens.
-std::optional<int32_t> token_id(const File& file, const char* name, size_t tokens) {
-  const std::string key = std::string("tokenizer.ggml.") + name;
-  const auto id = file.integer(key);
-  if (!id) return {};
-  if (*id < 0 || static_cast<uint64_t>(*id) >= tokens)
-    file.fail("metadata key " + key + " is " + std::to_string(*id) + ", but there are " + std::to_string(tokens) + " tokens");
-  return static_cast<int32_t>(*id);
+std::vector<std::string> read_strings(const File& file, const char* key) {
+  std::vector<std::string> result;
+  result.reserve(file.count(key));
+  file.strings(key, [&](uint64_t, std::string_view text) { result.emplace_back(text); });
+  return result;
 }
 
-void check_tokenizer_kind(const File& file) {
-  const auto kind = file.string("tokenizer.ggml.model");
-  if (!kind) file.fail("metadata key tokenizer.ggml.model is missing: the file has no tokenizer");
-  if (*kind == "gpt2") return;
-  const std::string what = *kind == "llama" ? " (SentencePiece)" : *kind == "bert" ? " (WordPiece)" : "";
-  file.fail("tokenizer \"" + printable(*kind) + "\"" + what + " is not supported; supported: gpt2 (byte-level BPE)");
-}
-
-void read_vocabulary(const File& file, text::TokenizerData& t) {
-  constexpr int64_t kControl = 3, kUserDefined = 4;    // of tokenizer.ggml.token_type
-  t.tokens.reserve(file.count("tokenizer.ggml.tokens"));
-  if (!file.strings("tokenizer.ggml.tokens", [&](uint64_t, std::string_view token) { t.tokens.emplace_back(token); }) || t.tokens.empty())
-    file.fail("metadata key tokenizer.ggml.tokens is missing or empty");
-  const uint64_t types = file.count("tokenizer.ggml.token_type");
-  if (file.value("tokenizer.ggml.token_type") && types != t.tokens.size())
-    file.fail("tokenizer.ggml.token_type has " + std::to_string(types) + " entries for " + std::to_string(t.tokens.size()) + " tokens");
+std::vector<int32_t> read_types(const File& file) {
+  std::vector<int32_t> result;
   file.integers("tokenizer.ggml.token_type", [&](uint64_t id, int64_t type) {
-    if (type == kControl || type == kUserDefined)
-      t.added.push_back({.id = static_cast<int32_t>(id), .content = t.tokens[id], .special = type == kControl});
+    if (type != static_cast<int32_t>(type)) file.fail("tokenizer.ggml.token_type[" + std::to_string(id) + "] is " + std::to_string(type) + ", which is no type");
+    result.push_back(static_cast<int32_t>(type));
   });
-}
-
-void read_merges(const File& file, text::TokenizerData& t) {
-  const uint64_t merges = file.count("tokenizer.ggml.merges");
-  // Real vocabularies have at most about twice as many merges as tokens; the bound keeps a damaged file from filling memory.
-  if (merges > 8 * t.tokens.size()) file.fail("tokenizer.ggml.merges names " + std::to_string(merges) + " merges for " + std::to_string(t.tokens.size()) + " tokens");
-  t.merges.reserve(merges);
-  const bool found = file.strings("tokenizer.ggml.merges", [&](uint64_t rank, std::string_view merge) {
-    const size_t space = merge.find(' ', 1);
-    if (space == std::string_view::npos || space + 1 == merge.size())
-      file.fail("merge " + std::to_string(rank) + " of tokenizer.ggml.merges is \"" + printable(merge) + "\"; two parts separated by a space are needed");
-    t.merges.emplace_back(merge.substr(0, space), merge.substr(space + 1));
-  });
-  if (!found) file.fail("metadata key tokenizer.ggml.merges is missing");
+  return result;
 }
 
 }  // namespace
@@ -164,7 +135,6 @@ Config read_config(const File& file) {
   c.intermediate = keys.size("feed_forward_length");
   c.context = keys.size("context_length", kDefaultContext);
   read_heads(file, keys, c);
-  check_tokenizer_kind(file);
   c.vocab = read_vocab(file, keys);
   c.norm_eps = keys.number("attention.layer_norm_rms_epsilon");
   c.rope_theta = keys.number("rope.freq_base", kDefaultRopeBase);
@@ -181,29 +151,27 @@ Config read_config(const File& file) {
 }
 
 text::TokenizerData read_tokenizer(const File& file) {
-  check_tokenizer_kind(file);
-  text::TokenizerData t;
-  read_vocabulary(file, t);
-  read_merges(file, t);
-  // llama.cpp's own fallback for files that name no pre-tokenizer.
-  const auto pre = file.string("tokenizer.ggml.pre").value_or("default");
-  try {
-    t.pretokenizer = text::pretokenizer_by_name(pre);
-  } catch (const Error& error) {
-    file.fail(std::string("tokenizer.ggml.pre: ") + error.what());
-  }
-  static constexpr std::array<std::string_view, 6> kWholeTokens = {"llama3", "llama-v3", "llama-bpe", "falcon3", "pixtral", "tekken"};
-  t.ignore_merges = std::find(kWholeTokens.begin(), kWholeTokens.end(), pre) != kWholeTokens.end();
-  const bool llama3 = pre == "llama3" || pre == "llama-v3" || pre == "llama-bpe" || pre == "tekken";
-  t.add_bos = file.boolean("tokenizer.ggml.add_bos_token").value_or(llama3);
-  t.bos = token_id(file, "bos_token_id", t.tokens.size());
-  t.eos = token_id(file, "eos_token_id", t.tokens.size());
-  if (t.add_bos && !t.bos) file.fail("tokenizer.ggml.add_bos_token is set, but tokenizer.ggml.bos_token_id is missing");
-  for (const char* name : {"eot_token_id", "eom_token_id"})
-    if (const auto id = token_id(file, name, t.tokens.size())) t.end_tokens.push_back(*id);
-  collect_end_tokens(t);
+  if (!file.value("tokenizer.ggml.model")) file.fail("metadata key tokenizer.ggml.model is missing: the file has no tokenizer");
+  const uint64_t tokens = file.count("tokenizer.ggml.tokens"), merges = file.count("tokenizer.ggml.merges");
+  // Real vocabularies have at most about twice as many merges as tokens; the bound keeps a damaged file from filling memory.
+  if (merges > 8 * tokens) file.fail("tokenizer.ggml.merges names " + std::to_string(merges) + " merges for " + std::to_string(tokens) + " tokens");
+  text::GgufTokenizer t;
+  t.model = *file.string("tokenizer.ggml.model");
+  t.pre = file.string("tokenizer.ggml.pre").value_or(kDefaultPretokenizer);
+  t.tokens = read_strings(file, "tokenizer.ggml.tokens");
+  t.merges = read_strings(file, "tokenizer.ggml.merges");
+  t.token_type = read_types(file);
+  t.bos_token_id = file.integer("tokenizer.ggml.bos_token_id");
+  t.eos_token_id = file.integer("tokenizer.ggml.eos_token_id");
+  t.eot_token_id = file.integer("tokenizer.ggml.eot_token_id");
+  t.add_bos_token = file.boolean("tokenizer.ggml.add_bos_token");
   t.chat_template = file.string("tokenizer.chat_template").value_or("");
-  return t;
+  auto result = text::tokenizer_from_gguf(std::move(t), file.path().string());
+  if (const auto eom = file.integer("tokenizer.ggml.eom_token_id")) {
+    if (*eom < 0 || static_cast<uint64_t>(*eom) >= tokens) file.fail("tokenizer.ggml.eom_token_id is " + std::to_string(*eom) + ", outside the vocabulary of " + std::to_string(tokens));
+    add_end_tokens(result, {static_cast<int32_t>(*eom)});
+  }
+  return result;
 }
 
 }  // namespace tersor::model::gguf

@@ -9,7 +9,7 @@
 #include "model/gguf.h"
 #include "model/gguf_metadata.h"
 #include "model/gguf_types.h"
-#include "model/sniff.h"
+#include "base/sniff.h"
 #include "model/weight_plan.h"
 
 namespace tersor::model {

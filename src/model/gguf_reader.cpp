@@ -3,7 +3,7 @@
 #include <algorithm>
 
 #include "model/gguf_types.h"
-#include "model/sniff.h"
+#include "base/sniff.h"
 
 namespace tersor::model::gguf {
 namespace {

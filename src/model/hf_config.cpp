@@ -5,7 +5,7 @@
 #include <cmath>
 #include <utility>
 
-#include "model/sniff.h"
+#include "base/sniff.h"
 
 namespace tersor::model::hf {
 namespace {

@@ -2,7 +2,7 @@
 
 #include <cmath>
 
-#include "model/sniff.h"
+#include "base/sniff.h"
 
 namespace tersor::model::hf {
 

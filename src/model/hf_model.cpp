@@ -8,7 +8,7 @@
 #include "model/folder.h"
 #include "model/hf_config.h"
 #include "model/hf_tokenizer.h"
-#include "model/sniff.h"
+#include "base/sniff.h"
 #include "model/weight_plan.h"
 
 namespace tersor::model {

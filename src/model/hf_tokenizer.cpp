@@ -40,8 +40,7 @@ text::TokenizerData read_folder_tokenizer(const std::filesystem::path& folder, c
     for (const auto id : token_ids(Section::read(generation, kMaxSmall), "eos_token_id", vocab)) ends.push_back(id);
   if (!tokenizer.eos && !ends.empty()) tokenizer.eos = ends.front();
   if (const auto bos = token_ids(config, "bos_token_id", vocab); !tokenizer.bos && !bos.empty()) tokenizer.bos = bos.front();
-  tokenizer.end_tokens.insert(tokenizer.end_tokens.end(), ends.begin(), ends.end());
-  collect_end_tokens(tokenizer);
+  add_end_tokens(tokenizer, ends);
   return tokenizer;
 }
 

@@ -6,7 +6,7 @@
 #include "model/gguf.h"
 #include "model/gguf_types.h"
 #include "model/hf_config.h"
-#include "model/sniff.h"
+#include "base/sniff.h"
 #include "model/weight_plan.h"
 
 namespace tersor::model {
@@ -91,7 +91,8 @@ Inspection inspect_gguf(const std::filesystem::path& path) {
   facts.add_text("name", text_of(file, "general.name"));
   facts.add_text("licence", text_of(file, "general.license"));
   facts.add_text("tokenizer", text_of(file, "tokenizer.ggml.model"));
-  facts.add_text("pre-tokenizer", text_of(file, "tokenizer.ggml.pre"));
+  const auto pre = text_of(file, "tokenizer.ggml.pre");
+  facts.add_text("pre-tokenizer", pre.empty() ? "not named; gpt-2 is assumed" : pre);
   uint64_t parameters = 0;
   for (const auto& t : file.tensors()) {
     facts.tensor(t.name, gguf::type_name(t.type), t.shape, t.data.size());

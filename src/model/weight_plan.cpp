@@ -1,11 +1,9 @@
 #include "model/weight_plan.h"
 
 #include <algorithm>
-#include <array>
 #include <cmath>
-#include <string_view>
 
-#include "model/sniff.h"
+#include "base/sniff.h"
 
 namespace tersor::model {
 namespace {
@@ -81,12 +79,9 @@ void check_shape(const std::string& place, const std::string& tensor, const std:
     throw Error(place + ": tensor " + printable(tensor) + " has shape " + shape_text(found) + ", but the configuration needs " + shape_text(expected));
 }
 
-void collect_end_tokens(text::TokenizerData& tokenizer) {
-  static constexpr std::array<std::string_view, 5> kEndNames = {"<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|end_of_text|>", "<|endoftext|>"};
+void add_end_tokens(text::TokenizerData& tokenizer, const std::vector<int32_t>& ids) {
   auto& ends = tokenizer.end_tokens;
-  if (tokenizer.eos) ends.push_back(*tokenizer.eos);
-  for (const auto& added : tokenizer.added)
-    if (added.special && std::find(kEndNames.begin(), kEndNames.end(), added.content) != kEndNames.end()) ends.push_back(added.id);
+  ends.insert(ends.end(), ids.begin(), ids.end());
   std::sort(ends.begin(), ends.end());
   ends.erase(std::unique(ends.begin(), ends.end()), ends.end());
 }

@@ -56,7 +56,7 @@ cache::Identity identity_of(const ModelData& data);
 /// "found [2, 3], expected [2, 4]" as an Error naming file and tensor, unless the shapes are equal.
 void check_shape(const std::string& place, const std::string& tensor, const std::vector<uint64_t>& found, const std::vector<uint64_t>& expected);
 
-/// Adds ids to data.tokenizer.end_tokens: eos and the known end markers among the special added tokens. Sorted, once each.
-void collect_end_tokens(text::TokenizerData& tokenizer);
+/// Adds ids to the tokens that end a reply; ascending, each once.
+void add_end_tokens(text::TokenizerData& tokenizer, const std::vector<int32_t>& ids);
 
 }  // namespace tersor::model
