@@ -68,7 +68,7 @@ Json as_json(const std::vector<Result>& results, const Options& options) {
   Json list = Json::array();
   for (const auto& result : results)
     list.push_back({{"depth", result.depth},
-                    {"kv", result.spec.str()},
+                    {"kv", kv_name(result.spec)},
                     {"lossy", lossy(result.spec)},
                     {"attend_ms", median(result.samples)},
                     {"samples", result.samples},
@@ -83,7 +83,7 @@ std::string as_table(const std::vector<Result>& results) {
   Rows rows{{"kv", "depth", "attend ms", "lowest", "highest", "bytes", "GB/s"}};
   for (const auto& r : results) {
     const auto [low, high] = std::minmax_element(r.samples.begin(), r.samples.end());
-    rows.push_back({r.spec.str(), std::to_string(r.depth), fixed(median(r.samples), 3), fixed(*low, 3), fixed(*high, 3), human_bytes(r.bytes),
+    rows.push_back({kv_name(r.spec), std::to_string(r.depth), fixed(median(r.samples), 3), fixed(*low, 3), fixed(*high, 3), human_bytes(r.bytes),
                     fixed(r.gigabytes_per_second(), 2)});
   }
   return table(rows);

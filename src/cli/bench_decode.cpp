@@ -89,7 +89,7 @@ class Arm {
 
   void restore() {
     if (!original_) {
-      if (cache_.trim(steps_) != steps_) throw Error("the cache " + result_.spec.str() + " could not be taken back to its depth");
+      if (cache_.trim(steps_) != steps_) throw Error("the cache " + kv_name(result_.spec) + " could not be taken back to its depth");
       return;
     }
     cache_ = original_->copy();
@@ -111,7 +111,7 @@ std::vector<Result> measure_depth(const Options& options, const model::Transform
   const auto tokens = random_tokens(depth, model.config().vocab);
   std::vector<std::unique_ptr<Arm>> arms;
   for (const auto& spec : specs) {
-    progress.relabel("prompt of " + std::to_string(depth) + " with " + spec.str());
+    progress.relabel("prompt of " + std::to_string(depth) + " with " + kv_name(spec));
     uint64_t others = 0;
     for (const auto& arm : arms) others += arm->bytes();
     mx::clear_cache();
@@ -135,7 +135,7 @@ Json as_json(const std::vector<Result>& results, const Options& options) {
   Json list = Json::array();
   for (const auto& result : results)
     list.push_back({{"depth", result.depth},
-                    {"kv", result.spec.str()},
+                    {"kv", kv_name(result.spec)},
                     {"lossy", lossy(result.spec)},
                     {"prefill_tok_s", result.prefill_tok_s},
                     {"decode_tok_s", median(result.samples)},
@@ -152,7 +152,7 @@ std::string as_table(const std::vector<Result>& results) {
   Rows rows{{"kv", "depth", "prefill tok/s", "decode tok/s", "lowest", "highest", "cache", "of full", "peak"}};
   for (const auto& r : results) {
     const auto [low, high] = std::minmax_element(r.samples.begin(), r.samples.end());
-    rows.push_back({r.spec.str(), std::to_string(r.depth), fixed(r.prefill_tok_s, 1), fixed(median(r.samples), 1), fixed(*low, 1), fixed(*high, 1),
+    rows.push_back({kv_name(r.spec), std::to_string(r.depth), fixed(r.prefill_tok_s, 1), fixed(median(r.samples), 1), fixed(*low, 1), fixed(*high, 1),
                     human_bytes(r.kv_bytes), human_bytes(r.kv_bytes_full), human_bytes(r.peak_bytes)});
   }
   return table(rows);

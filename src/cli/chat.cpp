@@ -99,7 +99,7 @@ class Chat {
       memory_ = memory_now();
     } catch (const Interrupted&) {
       progress.clear();
-      note("(stopped before the reply; this turn is forgotten)");
+      note("(stopped before the reply)");
     }
     if (!interactive_ && interrupt_pending()) throw Interrupted{};
     if (options_.json && last_) print_json_line(turn_json());

@@ -51,7 +51,7 @@ std::string as_table(const std::vector<model::Evaluation>& evaluations) {
       {"kv", "perplexity", "full", "top-1 %", "KL mean", "KL p99", "KL max", "logit mean", "max", "bytes", "ratio", kPolicy}};
   for (const auto& e : evaluations) {
     const model::Fidelity& f = e.fidelity;
-    rows.push_back({e.spec.str(), fixed(f.perplexity, 3), fixed(f.perplexity_full, 3), fixed(100 * f.top1_agreement, 2), brief(f.kl_mean),
+    rows.push_back({kv_name(e.spec), fixed(f.perplexity, 3), fixed(f.perplexity_full, 3), fixed(100 * f.top1_agreement, 2), brief(f.kl_mean),
                     brief(f.kl_p99), brief(f.kl_max), brief(f.logit_error_mean), brief(f.logit_error_max), human_bytes(e.kv_bytes),
                     fixed(ratio(e), 2), f.strict_passed() ? "passed" : "failed"});
   }

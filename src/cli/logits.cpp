@@ -82,7 +82,7 @@ int run(const Options& options) {
   if (options.json)
     print_json({{"out", options.out}, {"shape", {positions, model.config().vocab}}, {"dtype", "f32"}, {"kv", to_json(cache)}});
   else
-    print(options.out + ": float32 [" + std::to_string(positions) + ", " + std::to_string(model.config().vocab) + "], cache " + cache.spec().str() + "\n");
+    print(options.out + ": float32 [" + std::to_string(positions) + ", " + std::to_string(model.config().vocab) + "], cache " + kv_name(cache.spec()) + "\n");
   return 0;
 }
 

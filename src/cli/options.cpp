@@ -60,9 +60,22 @@ model::Transformer ModelOptions::load() const {
   return model::Transformer(model::load(path), policy());
 }
 
+cache::KvSpec parse_kv(const std::string& text) {
+  if (text == "recommended") return cache::KvSpec::recommended();
+  const size_t slash = text.find('/');
+  if (slash == std::string::npos) return cache::KvSpec::parse(text);
+  return cache::KvSpec::parse(text.substr(0, slash), text.substr(slash + 1));
+}
+
+std::string kv_name(const cache::KvSpec& spec) {
+  cache::KvSpec rest = spec;
+  rest.keys = spec.values;
+  return spec.keys == spec.values ? spec.str() : spec.keys.str() + "/" + rest.str();
+}
+
 void KvOptions::add(CLI::App& app, bool several, const std::string& default_text) {
   const std::string repeat = several ? "; repeat it to compare" : "";
-  auto* option = app.add_option("--kv", kv, "Codec of keys and values, e.g. full, affine:8, turboquant:4" + repeat + " (default " + default_text + ")");
+  auto* option = app.add_option("--kv", kv, "Codec of keys and values, e.g. full, affine:8, turboquant:4; KEYS/VALUES where they differ" + repeat + " (default " + default_text + ")");
   option->type_name("CODEC")->allow_extra_args(false);
   if (!several) option->multi_option_policy(CLI::MultiOptionPolicy::Throw)->expected(1);
   app.add_option("--window", window, "Recent tokens kept in full precision")->type_name("N")->check(whole(0, kMostTokens));
@@ -87,7 +100,7 @@ cache::KvSpec KvOptions::with_overrides(cache::KvSpec spec) const {
 }
 
 cache::KvSpec KvOptions::spec(const cache::KvSpec& otherwise) const {
-  if (keys.empty() && values.empty()) return with_overrides(kv.empty() ? otherwise : cache::KvSpec::parse(kv.front()));
+  if (keys.empty() && values.empty()) return with_overrides(kv.empty() ? otherwise : parse_kv(kv.front()));
   if ((keys.empty() || values.empty()) && kv.empty())
     throw Error("--kv-keys and --kv-values belong together: give both, or --kv for the other half");
   return with_overrides(cache::KvSpec::parse(keys.empty() ? kv.front() : keys, values.empty() ? kv.front() : values));
@@ -95,7 +108,7 @@ cache::KvSpec KvOptions::spec(const cache::KvSpec& otherwise) const {
 
 std::vector<cache::KvSpec> KvOptions::specs(const std::vector<cache::KvSpec>& otherwise) const {
   std::vector<cache::KvSpec> list;
-  for (const auto& text : kv) list.push_back(with_overrides(cache::KvSpec::parse(text)));
+  for (const auto& text : kv) list.push_back(with_overrides(parse_kv(text)));
   if (!kv.empty()) return list;
   for (const auto& spec : otherwise) list.push_back(with_overrides(spec));
   return list;

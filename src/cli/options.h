@@ -32,6 +32,11 @@ struct ModelOptions {
   model::Transformer load() const;
 };
 
+/// A setting as users name it: "turboquant:4", "KEYS/VALUES" such as "turboquant:6/turboquant:4,window=32", or "recommended".
+cache::KvSpec parse_kv(const std::string& text);
+/// The same for a report; parse_kv(kv_name(s)) gives s.
+std::string kv_name(const cache::KvSpec& spec);
+
 struct KvOptions {
   std::vector<std::string> kv;
   std::string keys, values;

@@ -4,6 +4,8 @@
 
 #include <algorithm>
 
+#include "cli/options.h"
+
 namespace tersor::cli {
 namespace {
 
@@ -18,7 +20,7 @@ double ratio(uint64_t full, uint64_t bytes) { return bytes ? static_cast<double>
 Memory memory_now() { return {mlx::core::get_peak_memory(), mlx::core::get_active_memory()}; }
 
 Json to_json(const cache::KvSpec& spec) {
-  return {{"keys", spec.keys.str()}, {"values", spec.values.str()}, {"window", spec.window}, {"sinks", spec.sinks}, {"skip", spec.skip}};
+  return {{"name", kv_name(spec)}, {"keys", spec.keys.str()}, {"values", spec.values.str()}, {"window", spec.window}, {"sinks", spec.sinks}, {"skip", spec.skip}};
 }
 
 Json to_json(const cache::KvCache& cache) {
@@ -75,7 +77,7 @@ std::string generation_report(const model::Generation& generation, const cache::
   const auto layers = cache.report();
   return "prompt " + std::to_string(generation.prompt_tokens) + " tokens at " + fixed(generation.prefill_tok_s(), 1) + " tok/s; generated " +
          std::to_string(generation.tokens.size()) + " at " + fixed(generation.decode_tok_s(), 1) + " tok/s (" + generation.stop_reason + ")\n" +
-         "cache " + cache.spec().str() + ", " + std::to_string(cache.tokens()) + " tokens: " + against_full(cache.bytes(), cache.bytes_full()) + "\n" +
+         "cache " + kv_name(cache.spec()) + ", " + std::to_string(cache.tokens()) + " tokens: " + against_full(cache.bytes(), cache.bytes_full()) + "\n" +
          "layers: " + layer_summary(layers) + "; memory peak " + human_bytes(memory.peak);
 }
 

@@ -14,7 +14,7 @@ namespace tersor::cli {
 struct Memory { uint64_t peak = 0, active = 0; };
 Memory memory_now();
 
-/// keys, values, window, sinks, skip.
+/// name, keys, values, window, sinks, skip.
 Json to_json(const cache::KvSpec& spec);
 /// The above, and tokens, bytes, bytes_full, ratio.
 Json to_json(const cache::KvCache& cache);

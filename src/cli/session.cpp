@@ -22,13 +22,6 @@ void require_room(const model::Transformer& model, const Session& session, size_
               "; shorten it so that a reply fits");
 }
 
-// Takes back what an interrupted prompt left in the cache.
-void take_back(Session& session, int64_t tokens) {
-  const int64_t extra = session.cache.tokens() - tokens;
-  if (extra > 0 && session.cache.trim(extra) != extra)
-    throw Error("the interrupted prompt cannot be taken back from a cache with a window; start the conversation anew");
-}
-
 }  // namespace
 
 std::vector<int32_t> turn_ids(const model::Transformer& model, text::ChatFormat format, const std::string& system, const std::string& prompt,
@@ -63,7 +56,7 @@ model::Generation reply(const model::Transformer& model, Session& session, const
     session.pending.assign(generation.tokens.end() - std::max<int64_t>(missing, 0), generation.tokens.end());
     return generation;
   } catch (const Interrupted&) {
-    take_back(session, before);
+    session.pending.assign(prompt.begin() + (session.cache.tokens() - before), prompt.end());
     throw;
   }
 }
@@ -75,8 +68,8 @@ void save_session(const Session& session, const std::string& path, const model::
 Session load_session(const std::string& path, const model::Transformer& model, ops::Policy policy, const cache::KvSpec* required) {
   cache::KvCache::Loaded loaded = cache::KvCache::load(path, model.identity(), policy);
   Session session{std::move(loaded.cache), {}};
-  if (required && required->str() != session.cache.spec().str())
-    throw Error(path + ": holds a cache of " + session.cache.spec().str() + ", not " + required->str() + "; leave the --kv options out");
+  if (required && kv_name(*required) != kv_name(session.cache.spec()))
+    throw Error(path + ": holds a cache of " + kv_name(session.cache.spec()) + ", not " + kv_name(*required) + "; leave the --kv options out");
   const auto found = loaded.extra.find(kPendingKey);
   if (found != loaded.extra.end() && !found->second.empty()) session.pending = parse_ids(found->second, path);
   require_in_vocabulary(session.pending, model.config().vocab);

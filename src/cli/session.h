@@ -12,7 +12,7 @@ namespace tersor::cli {
 
 struct Session {
   cache::KvCache cache;
-  /// Tokens of the conversation that the cache has not seen yet: the last one of a reply, usually.
+  /// Tokens of the conversation that the cache has not seen yet; the next turn takes them first.
   std::vector<int32_t> pending;
 
   bool fresh() const { return cache.tokens() == 0 && pending.empty(); }
@@ -23,7 +23,8 @@ std::vector<int32_t> turn_ids(const model::Transformer& model, text::ChatFormat 
                               bool continuation);
 
 /// Continues the session with `ids` and leaves it ready for the next turn. Throws Error when the context cannot hold them.
-/// After Ctrl-C the text so far stays in the conversation and the stop reason is "interrupted".
+/// After Ctrl-C the text so far stays in the conversation and the stop reason is "interrupted"; while the prompt is still being
+/// processed Interrupted is thrown, and the prompt stays in the conversation with an empty reply.
 model::Generation reply(const model::Transformer& model, Session& session, const std::vector<int32_t>& ids, model::GenerateOptions options);
 
 void save_session(const Session& session, const std::string& path, const model::Transformer& model);

@@ -1,0 +1,393 @@
+"""The `tersor` command as users meet it: fields of the JSON, text and JSON alike, determinism, and one line for every bad input."""
+
+import json
+import os
+import pathlib
+import signal
+import subprocess
+import time
+
+import numpy as np
+import pytest
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+DEMO_TEXT = ROOT / "docs" / "demo" / "lighthouse.txt"
+PROMPT = "What is the capital of France?"
+COMMANDS = ["generate", "chat", "eval", "bench", "bench decode", "bench attention", "codec", "codec list", "codec roundtrip", "logits", "tokenize",
+            "detokenize", "inspect"]
+
+
+@pytest.fixture(scope="module")
+def json_of(tersor):
+    return lambda *arguments, **options: json.loads(tersor(*arguments, "--json", **options).stdout)
+
+
+@pytest.fixture(scope="module")
+def refused(tersor):
+    """Runs a command that must fail with one line on standard error and nothing on standard output."""
+
+    def run(*arguments, **options):
+        done = tersor(*arguments, code=2, **options)
+        lines = done.stderr.splitlines()
+        assert len(lines) == 1 and lines[0].startswith("tersor: "), done.stderr
+        assert done.stdout == ""
+        return lines[0]
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def binary(build_dir):
+    return str(build_dir / "bin" / "tersor")
+
+
+def fields(value, names):
+    missing = [name for name in names.split() if name not in value]
+    assert not missing, f"missing: {missing}"
+
+
+# Usage
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help(tersor, command):
+    text = tersor(*command.split(), "--help").stdout
+    assert "Usage: tersor " + command in text
+    if command not in ("bench", "codec"):
+        assert "--json" in text and "Example: tersor " + command.split()[0] in text.replace("| tersor", "tersor").replace("printf 'Hello there' ", "")
+
+
+def test_version(tersor):
+    line = tersor("--version").stdout
+    assert line.startswith("tersor ") and "MLX 0." in line and "backend cpu" in line and line.count("\n") == 1
+
+
+def test_no_command_lists_the_commands(tersor):
+    done = tersor(code=2)
+    assert len(done.stderr.splitlines()) == 1
+    assert all(command.split()[0] in done.stdout for command in COMMANDS)
+
+
+@pytest.mark.parametrize("arguments, words", [
+    (["genrate"], ["unknown command", "did you mean generate?"]),
+    (["generate", "--modle", "x"], ["--modle", "did you mean --model?"]),
+    (["generate", "--prompt", "x"], ["--model is required"]),
+    (["generate", "--model", "nowhere.gguf", "--prompt", "x"], ["nowhere.gguf", "no such file"]),
+    (["bench"], ["bench", "decode", "attention"]),
+    (["bench", "decod"], ["did you mean decode?"]),
+    (["codec", "list", "extra"], ["unexpected argument", "extra"]),
+    (["codec", "roundtrip", "--kv", "turboqant:4", "--in", "x", "--out", "y.npy"], ["turboqant"]),
+    (["codec", "roundtrip", "--kv", "full", "--in", "nowhere.npy", "--out", "y.npy"], ["nowhere.npy"]),
+    (["codec", "roundtrip", "--kv", "full", "--in", "x", "--out", "/nowhere/y.npy"], ["/nowhere/y.npy", "does not exist"]),
+    (["codec", "roundtrip", "--kv", "full", "--role", "both", "--in", "x", "--out", "y"], ["both", "keys or values"]),
+    (["bench", "attention", "--heads", "9", "--kv-heads", "2"], ["--heads 9", "multiple"]),
+    (["bench", "attention", "--depth", "0"], ["--depth", "whole number from 1"]),
+    (["inspect", "nowhere.gguf"], ["nowhere.gguf"]),
+])
+def test_bad_usage(refused, arguments, words):
+    line = refused(*arguments)
+    assert all(word in line for word in words), line
+
+
+@pytest.mark.parametrize("arguments, words", [
+    (["--max-tokens", "0"], ["--max-tokens", "from 1"]),
+    (["--max-tokens", "many"], ["--max-tokens", "many"]),
+    (["--max-tokens", "99999999999999999999"], ["--max-tokens"]),
+    (["--temp", "-1"], ["--temp", "from 0"]),
+    (["--temp", "nan"], ["--temp"]),
+    (["--top-p", "1.5"], ["--top-p"]),
+    (["--seed", "-1"], ["--seed"]),
+    (["--stop", ""], ["--stop"]),
+    (["--kv", "turboquant:9"], ["turboquant:9"]),
+    (["--kv", "zip:4"], ["zip", "turboquant"]),
+    (["--kv", "full", "--kv", "affine:8"], ["--kv"]),
+    (["--kv-keys", "affine:8"], ["--kv-values"]),
+    (["--kernels", "perhaps"], ["perhaps", "auto"]),
+    (["--dtype", "f8"], ["f8"]),
+    (["--skip-layers", "one"], ["--skip-layers"]),
+    (["--skip-layers", "99"], ["99"]),
+    (["--prompt-cache-out", "/nowhere/c.safetensors"], ["/nowhere"]),
+    (["--prompt-cache-in", "/nowhere/c.safetensors"], ["/nowhere"]),
+    (["--raw", "--system", "Be kind."], ["--system", "--raw"]),
+    (["--prompt-file", "/nowhere/p.txt"], ["exclude"]),
+])
+def test_bad_generate_options(refused, smollm2, arguments, words):
+    line = refused("generate", "--model", smollm2, "--prompt", PROMPT, *arguments)
+    assert all(word in line for word in words), line
+
+
+def test_bad_prompts(refused, smollm2, tmp_path):
+    model = ["generate", "--model", smollm2]
+    assert "no prompt" in refused(*model)
+    assert "empty" in refused(*model, "--prompt", "")
+    assert "empty" in refused(*model, "--prompt", "-", stdin="\n")
+    assert "/nowhere/p.txt" in refused(*model, "--prompt-file", "/nowhere/p.txt")
+    bad = tmp_path / "bad.txt"
+    bad.write_bytes(b"abc\xffdef")
+    line = refused(*model, "--prompt-file", bad)
+    assert "byte 3" in line and "bad.txt" in line
+    long = tmp_path / "long.txt"
+    long.write_text("word " * 9000, encoding="utf-8")
+    assert "8192" in refused(*model, "--prompt-file", long)
+
+
+def test_bad_model_files(refused, tmp_path):
+    for name, content in [("empty.gguf", b""), ("page.gguf", b"<!DOCTYPE html><html></html>"), ("cut.gguf", b"GGUF\x03\x00\x00\x00")]:
+        path = tmp_path / name
+        path.write_bytes(content)
+        assert name in refused("generate", "--model", path, "--prompt", "x")
+        assert name in refused("inspect", path)
+
+
+# Generation
+
+GREEDY = ["--prompt", PROMPT, "--max-tokens", 12]
+
+
+@pytest.fixture(scope="module")
+def greedy(json_of, smollm2):
+    return json_of("generate", "--model", smollm2, *GREEDY)
+
+
+def test_generate_json(greedy):
+    fields(greedy, "text tokens prompt_tokens generated_tokens prefill_tok_s decode_tok_s stop_reason kv layers kernels backend")
+    fields(greedy["kv"], "keys values window sinks tokens bytes bytes_full peak_bytes active_bytes")
+    assert greedy["generated_tokens"] == len(greedy["tokens"]) > 0
+    assert greedy["backend"] == "cpu" and "Paris" in greedy["text"]
+    assert greedy["kv"]["tokens"] == greedy["prompt_tokens"] + greedy["generated_tokens"]
+    assert len(greedy["layers"]) == 30
+    for layer in greedy["layers"]:
+        fields(layer, "keys_requested values_requested keys values bytes reason")
+        assert layer["keys"] == layer["keys_requested"] or layer["reason"]
+    assert greedy["kv"]["bytes"] == sum(layer["bytes"] for layer in greedy["layers"])
+    for choice in greedy["kernels"]:
+        fields(choice, "op kernel reason fast problem")
+
+
+def test_text_and_json_agree(tersor, smollm2, greedy):
+    done = tersor("generate", "--model", smollm2, *GREEDY)
+    assert done.stdout == greedy["text"] + "\n"
+    assert f"prompt {greedy['prompt_tokens']} tokens" in done.stderr and "30 of 30 as requested" in done.stderr
+    assert "\r" not in done.stderr and "\033" not in done.stderr
+
+
+def test_stdin_prompt_is_the_same_prompt(json_of, smollm2, greedy):
+    arguments = ["generate", "--model", smollm2, "--max-tokens", 12]
+    assert json_of(*arguments, "--prompt", "-", stdin=PROMPT + "\n")["tokens"] == greedy["tokens"]
+    assert json_of(*arguments, "--prompt-file", "-", stdin=PROMPT)["tokens"] == greedy["tokens"]
+
+
+def test_seed_decides_the_sample(json_of, smollm2):
+    arguments = ["generate", "--model", smollm2, "--raw", "--prompt", "Once", "--max-tokens", 8, "--temp", 1.2, "--seed"]
+    first, again, other = (json_of(*arguments, seed)["tokens"] for seed in (3, 3, 4))
+    assert first == again != other
+
+
+def test_stop_string_and_raw(json_of, smollm2):
+    whole = json_of("generate", "--model", smollm2, "--raw", "--prompt", "one two three four", "--max-tokens", 8, "--kv", "full", "--ignore-end")
+    assert whole["stop_reason"] == "length" and whole["generated_tokens"] == 8
+    stop = whole["text"].split()[1]
+    cut = json_of("generate", "--model", smollm2, "--raw", "--prompt", "one two three four", "--max-tokens", 8, "--kv", "full", "--stop", stop)
+    assert cut["stop_reason"] == "stop" and cut["text"] == whole["text"][: whole["text"].index(stop)]
+
+
+def test_kv_options_reach_the_cache(json_of, smollm2):
+    kv = json_of("generate", "--model", smollm2, "--prompt", PROMPT, "--max-tokens", 2, "--kv-keys", "affine:8", "--kv-values", "turboquant:4", "--window",
+                 16, "--sinks", 2, "--skip-layers", "0,-1")
+    assert (kv["kv"]["keys"], kv["kv"]["window"], kv["kv"]["sinks"], kv["kv"]["skip"]) == ("affine:8", 16, 2, [0, -1])
+    assert kv["kv"]["values"].startswith("turboquant:4")
+    effective = [layer["keys"] for layer in kv["layers"]]
+    assert effective[0].startswith("full") and effective[29].startswith("full") and set(effective[1:29]) == {"affine:8"}
+    assert kv["layers"][0]["reason"]
+
+
+def test_prompt_cache_goes_on(json_of, refused, smollm2, tmp_path):
+    file = tmp_path / "turn.safetensors"
+    first = json_of("generate", "--model", smollm2, *GREEDY, "--prompt-cache-out", file)
+    second = json_of("generate", "--model", smollm2, "--prompt", "And of Italy?", "--max-tokens", 8, "--prompt-cache-in", file)
+    assert second["kv"]["tokens"] == first["kv"]["tokens"] + second["prompt_tokens"] + second["generated_tokens"]
+    line = refused("generate", "--model", smollm2, *GREEDY, "--prompt-cache-in", file, "--kv", "affine:4")
+    assert "affine:4" in line
+    broken = tmp_path / "broken.safetensors"
+    broken.write_bytes(file.read_bytes()[:1000])
+    assert "broken.safetensors" in refused("generate", "--model", smollm2, *GREEDY, "--prompt-cache-in", broken)
+
+
+def test_chat_in_a_pipe(tersor, smollm2, tmp_path):
+    file = tmp_path / "chat.safetensors"
+    lines = f"My name is Ada.\n/save {file}\nWhat is my name?\n/reset\n/load {file}\nWhat is my name?\n/quit\nnever seen\n"
+    done = tersor("chat", "--model", smollm2, "--max-tokens", 16, "--json", stdin=lines)
+    turns = [json.loads(line) for line in done.stdout.splitlines()]
+    assert len(turns) == 3
+    assert turns[1]["text"] == turns[2]["text"]
+    assert turns[1]["kv"]["tokens"] > turns[0]["kv"]["tokens"]
+    text = tersor("chat", "--model", smollm2, "--max-tokens", 16, stdin="My name is Ada.\n").stdout
+    assert text == turns[0]["text"] + "\n"
+
+
+# Measurements
+
+def test_eval(tersor, json_of, smollm2):
+    arguments = ["eval", "--model", smollm2, "--text", DEMO_TEXT, "--tokens", 48]
+    one = json_of(*arguments, "--kv", "full")
+    fields(one, "perplexity perplexity_full kl_mean kl_p99 kl_max top1_agreement logit_error_mean logit_error_max policy passed kv results")
+    fields(one["kv"], "keys values bytes bytes_full ratio tokens")
+    assert one["policy"] == "strict" and one["passed"] is True and one["kl_max"] < 1e-6 and one["top1_agreement"] == 1
+    assert one["kv"]["tokens"] == 48
+    two = json_of(*arguments, "--kv", "affine:8", "--kv", "turboquant:2")
+    assert len(two["results"]) == 2 and "perplexity" not in two
+    assert two["results"][0]["kl_mean"] < two["results"][1]["kl_mean"]
+    assert tersor(*arguments, "--kv", "turboquant:2", "--check", code=1).stdout.count("\n") == 2
+
+
+def test_bad_eval(refused, smollm2, tmp_path):
+    short = tmp_path / "short.txt"
+    short.write_text("a", encoding="utf-8")
+    assert "at least 2" in refused("eval", "--model", smollm2, "--text", short)
+    assert "/nowhere" in refused("eval", "--model", smollm2, "--text", "/nowhere/text")
+    long = tmp_path / "long.txt"
+    long.write_text("word " * 9000, encoding="utf-8")
+    assert "--tokens 8192" in refused("eval", "--model", smollm2, "--text", long)
+
+
+def test_bench_decode(json_of, smollm2):
+    result = json_of("bench", "decode", "--model", smollm2, "--depth", "32,64", "--kv", "full", "--kv", "turboquant:4", "--steps", 2, "--repeat", 2)
+    fields(result, "results machine precision_class steps repeat")
+    fields(result["machine"], "cpu simd threads mlx")
+    assert result["precision_class"] == "same weights"
+    assert [(row["depth"], row["lossy"]) for row in result["results"]] == [(32, False), (32, True), (64, False), (64, True)]
+    for row in result["results"]:
+        fields(row, "kv prefill_tok_s decode_tok_s samples kv_bytes peak_bytes")
+        assert len(row["samples"]) == 2 and min(row["samples"]) <= row["decode_tok_s"] <= max(row["samples"])
+
+
+def test_bench_attention(json_of):
+    result = json_of("bench", "attention", "--heads", 4, "--kv-heads", 2, "--head-dim", 64, "--depth", 100, "--kv", "full", "--kv", "affine:4", "--repeat", 3)
+    for row in result["results"]:
+        fields(row, "depth kv attend_ms samples bytes gb_s")
+    assert result["results"][1]["bytes"] < result["results"][0]["bytes"]
+
+
+# Files
+
+def test_codec_list(tersor, json_of):
+    codecs = {row["codec"]: row for row in json_of("codec", "list")["codecs"]}
+    assert codecs["full"]["bits_per_element"]["64"] == 16
+    assert 4 < codecs["turboquant:4"]["bits_per_element"]["128"] < 4.5
+    text = tersor("codec", "list").stdout
+    assert all(name in text for name in codecs)
+
+
+@pytest.mark.parametrize("dtype, kv, low, high", [(np.float32, "turboquant:4", 0.005, 0.02), (np.float16, "affine:8", 0, 1e-3), (np.float64, "full", 0, 1e-6)])
+def test_codec_roundtrip(json_of, tmp_path, dtype, kv, low, high):
+    x = np.random.default_rng(1).standard_normal((3, 5, 64)).astype(dtype)
+    np.save(tmp_path / "x.npy", x)
+    result = json_of("codec", "roundtrip", "--kv", kv, "--in", tmp_path / "x.npy", "--out", tmp_path / "y.npy")
+    y = np.load(tmp_path / "y.npy")
+    assert y.shape == x.shape and y.dtype == np.float32
+    error = float(((x - y.astype(np.float64)) ** 2).sum() / (x.astype(np.float64) ** 2).sum())
+    assert low <= error <= high and result["relative_error"] == pytest.approx(error, rel=1e-2, abs=1e-9)
+    assert result["vectors"] == 15
+
+
+def test_bad_arrays(refused, tmp_path):
+    def case(name, content):
+        path = tmp_path / name
+        path.write_bytes(content)
+        return refused("codec", "roundtrip", "--kv", "full", "--in", path, "--out", tmp_path / "out.npy")
+
+    np.save(tmp_path / "good.npy", np.zeros((4, 64), np.float32))
+    good = (tmp_path / "good.npy").read_bytes()
+    assert "is not a .npy file" in case("text.npy", b"hello, this is text")
+    assert "bytes of numbers" in case("cut.npy", good[:-7])
+    assert "bytes of numbers" in case("long.npy", good + b"x")
+    assert "more numbers" in case("huge.npy", good.replace(b"(4, 64), }" + b" " * 14, b"(400000000000000, 64), }"))
+    assert "type" in case("int.npy", good.replace(b"<f4", b"<i4"))
+    assert "Fortran" in case("fortran.npy", good.replace(b"False", b"True "))
+    assert not (tmp_path / "out.npy").exists()
+
+
+def test_logits(json_of, smollm2, tmp_path):
+    arguments = ["logits", "--model", smollm2, "--tokens", "1,9690,198", "--out"]
+    result = json_of(*arguments, tmp_path / "all.npy", "--all")
+    rows = np.load(tmp_path / "all.npy")
+    assert result["shape"] == [3, 49152] == list(rows.shape) and rows.dtype == np.float32
+    json_of(*arguments, tmp_path / "last.npy")
+    last = np.load(tmp_path / "last.npy")
+    assert last.shape == (1, 49152) and np.abs(last[0] - rows[2]).max() < 1e-3
+    safetensors = pytest.importorskip("safetensors.numpy")
+    json_of(*arguments, tmp_path / "last.safetensors")
+    assert np.array_equal(safetensors.load_file(tmp_path / "last.safetensors")["logits"], last)
+
+
+@pytest.mark.parametrize("arguments, words", [
+    (["--tokens", "1,x"], ["\"x\"", "token id"]),
+    (["--tokens", "1,-2"], ["\"-2\""]),
+    (["--tokens", "49152"], ["49152", "vocabulary"]),
+    ([], ["--tokens"]),
+])
+def test_bad_logits(refused, smollm2, tmp_path, arguments, words):
+    line = refused("logits", "--model", smollm2, *arguments, "--out", tmp_path / "x.npy")
+    assert all(word in line for word in words), line
+    assert not list(tmp_path.iterdir())
+
+
+def test_logits_out_is_checked_first(refused, smollm2):
+    assert "/nowhere" in refused("logits", "--model", smollm2, "--tokens", "1", "--out", "/nowhere/x.npy")
+    assert ".safetensors" in refused("logits", "--model", smollm2, "--tokens", "1", "--out", "x.txt")
+
+
+def test_tokens_there_and_back(tersor, json_of, smollm2):
+    text = "Grüße, 2024! 🙂\n"
+    ids = tersor("tokenize", "--model", smollm2, stdin=text).stdout.split()
+    assert tersor("detokenize", "--model", smollm2, *ids).stdout == text
+    assert tersor("detokenize", "--model", smollm2, stdin=" ".join(ids)).stdout == text
+    result = json_of("tokenize", "--model", smollm2, stdin=text)
+    assert [str(i) for i in result["ids"]] == ids and len(result["pieces"]) == len(ids)
+    assert tersor("tokenize", "--model", smollm2, "--special", stdin="x<|im_end|>y").stdout == "104 2 105\n"
+    assert tersor("tokenize", "--model", smollm2, stdin="x<|im_end|>y").stdout != "104 2 105\n"
+    assert tersor("detokenize", "--model", smollm2, 104, 2, 105).stdout == "xy"
+
+
+def test_bad_tokens(refused, binary, smollm2):
+    assert "999999" in refused("detokenize", "--model", smollm2, 999999)
+    assert "no token ids" in refused("detokenize", "--model", smollm2, stdin="")
+    done = subprocess.run([binary, "tokenize", "--model", smollm2], input=b"ab\xc3", capture_output=True, check=False)
+    assert done.returncode == 2 and done.stdout == b"" and b"byte 2" in done.stderr and done.stderr.count(b"\n") == 1
+
+
+def test_inspect(tersor, json_of, smollm2):
+    result = json_of("inspect", smollm2)
+    fields(result, "model machine kernels")
+    fields(result["machine"], "cpu simd threads mlx backend memory_limit")
+    assert len(result["model"]["tensors"]) > 200
+    assert {choice["op"] for choice in result["kernels"]}
+    machine = tersor("inspect").stdout
+    assert result["machine"]["cpu"] in machine and result["machine"]["simd"] in machine
+
+
+# Ends
+
+def test_closed_standard_output_is_quiet(binary, smollm2):
+    command = [binary, "generate", "--model", smollm2, "--prompt", PROMPT, "--ignore-end", "--max-tokens", "200"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        process.stdout.read(1)
+        process.stdout.close()
+        assert process.stderr.read() == b""
+        assert process.wait(timeout=30) == 0
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no /dev/full")
+def test_full_standard_output_is_an_error(binary):
+    with open("/dev/full", "wb") as full:
+        done = subprocess.run([binary, "codec", "list"], stdout=full, stderr=subprocess.PIPE, check=False)
+    assert done.returncode == 2 and b"standard output" in done.stderr and done.stderr.count(b"\n") == 1
+
+
+def test_interrupt_ends_with_130(binary, smollm2):
+    command = [binary, "generate", "--model", smollm2, "--prompt", PROMPT, "--ignore-end", "--max-tokens", "4000"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        process.stdout.read(1)
+        process.send_signal(signal.SIGINT)
+        begin = time.monotonic()
+        process.communicate(timeout=30)
+        assert process.returncode == 130 and time.monotonic() - begin < 5
