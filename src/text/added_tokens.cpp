@@ -13,9 +13,9 @@ constexpr size_t kLongest = 1024;
 
 uint64_t edge(uint64_t node, char byte) { return node << 8 | static_cast<uint8_t>(byte); }
 
-// \w of the `tokenizers` library: letters, marks, decimal and letter numbers, connectors, joiners, circled letters.
+// This \w is that of the Rust crate `regex`: with the two joiners, without Latin-1's other numbers.
 bool starts_with_word(std::string_view text) {
-  static const Regex word("\\A[\\w\\x{200c}\\x{200d}]");
+  static const Regex word("\\A(?![\\x{b2}\\x{b3}\\x{b9}\\x{bc}-\\x{be}])[\\w\\x{200c}\\x{200d}]");
   Regex::Scratch scratch;
   bool found = false;
   word.for_each(text.substr(0, first_char(text).size), scratch, [&](size_t, size_t) { found = true; });

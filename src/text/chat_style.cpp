@@ -45,7 +45,7 @@ void take_mistral_reply(const std::vector<TemplateTag>& tags, ChatStyle& style) 
     const size_t eos = tag.code.find("+eos_token");
     if (tag.kind != TemplateTag::Kind::expression || content == std::string::npos || eos == std::string::npos || eos < content) continue;
     style.trim_reply = contains(tag.code, ".content|trim");
-    for (const LiteralPlace& literal : template_literals({tag})) {
+    for (const LiteralPlace& literal : template_literals({&tag, 1})) {
       if (literal.at + 2 == content) style.reply_before = literal.text();
       if (literal.at == eos + std::string_view("+eos_token+").size()) style.reply_after = literal.text();
     }

@@ -58,7 +58,7 @@ Regex::Regex(std::string_view pattern, Syntax syntax) : impl_(std::make_unique<I
   if (!context) throw std::bad_alloc();
   pcre2_set_newline(context.get(), PCRE2_NEWLINE_LF);
   // In Ruby ^ and $ hold at every line.
-  const uint32_t options = PCRE2_UTF | PCRE2_NEVER_BACKSLASH_C | (syntax == Syntax::literal ? PCRE2_LITERAL : PCRE2_UCP | PCRE2_MULTILINE);
+  const uint32_t options = PCRE2_UTF | (syntax == Syntax::literal ? PCRE2_LITERAL : PCRE2_UCP | PCRE2_MULTILINE | PCRE2_NEVER_BACKSLASH_C);
   int error = 0;
   PCRE2_SIZE offset = 0;
   impl_->code.reset(pcre2_compile(reinterpret_cast<PCRE2_SPTR>(source.data()), source.size(), options, &error, &offset, context.get()));

@@ -7,7 +7,8 @@ namespace {
 
 // Contents of a character class. PCRE2's own \s also takes U+180E, and its \w leaves out marks.
 constexpr std::string_view kSpace = "\\x09-\\x0d\\x{85}\\p{Z}";
-constexpr std::string_view kWord = "\\p{L}\\p{M}\\p{Nd}\\p{Nl}\\p{Pc}\\x{24b6}-\\x{24e9}\\x{1f130}-\\x{1f149}\\x{1f150}-\\x{1f169}\\x{1f170}-\\x{1f189}";
+constexpr std::string_view kWord = "\\p{L}\\p{M}\\p{Nd}\\p{Nl}\\p{Pc}\\x{24b6}-\\x{24e9}\\x{1f130}-\\x{1f149}\\x{1f150}-\\x{1f169}\\x{1f170}-\\x{1f189}"
+                                   "\\x{b2}\\x{b3}\\x{b9}\\x{bc}-\\x{be}";   // of the other numbers only Latin-1's
 constexpr std::string_view kHex = "0-9a-fA-F";
 
 std::string_view class_of(char letter) {

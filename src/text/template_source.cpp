@@ -70,7 +70,7 @@ std::vector<TemplateTag> template_tags(std::string_view source) {
   return tags;
 }
 
-std::vector<LiteralPlace> template_literals(const std::vector<TemplateTag>& tags) {
+std::vector<LiteralPlace> template_literals(std::span<const TemplateTag> tags) {
   std::vector<LiteralPlace> places;
   for (const TemplateTag& tag : tags) {
     size_t index = 0;

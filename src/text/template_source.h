@@ -2,6 +2,7 @@
 #pragma once
 
 #include <optional>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -29,7 +30,8 @@ struct LiteralPlace {
   std::string_view before() const { return std::string_view(tag->code).substr(0, at); }
   std::string_view after() const { return std::string_view(tag->code).substr(at + 1); }
 };
-std::vector<LiteralPlace> template_literals(const std::vector<TemplateTag>& tags);
+/// They point into the tags, which must outlive them.
+std::vector<LiteralPlace> template_literals(std::span<const TemplateTag> tags);
 
 /// The text between `open` and `close` inside one literal; none when no literal has both or nothing is between.
 std::optional<std::string> literal_between(const std::vector<TemplateTag>& tags, std::string_view open, std::string_view close);

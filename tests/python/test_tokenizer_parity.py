@@ -104,9 +104,23 @@ PIECES = [
 ]
 
 
+def newer_marks():
+    """Characters whose combining class or decomposition the other library's (older) Unicode tables lack."""
+    nfd, newer = normalizers.NFD(), set()
+    for code in range(0x300, 0x110000):
+        c = chr(code)
+        combining = unicodedata.combining(c)
+        pair = "\u0323" + c if combining == 1 else c + "\u0334"
+        if combining and nfd.normalize_str(pair) == pair or unicodedata.decomposition(c) and nfd.normalize_str(c) != unicodedata.normalize("NFD", c):
+            newer.add(code)
+    return newer
+
+
+NEWER_MARKS = newer_marks()
+
+
 def usable(code):
-    # Not assigned in both libraries' Unicode versions: their classes and normal forms may differ.
-    return not 0xD800 <= code <= 0xDFFF and unicodedata.category(chr(code)) != "Cn"
+    return not 0xD800 <= code <= 0xDFFF and unicodedata.category(chr(code)) != "Cn" and code not in NEWER_MARKS
 
 
 def random_strings(seed, count):
