@@ -57,7 +57,8 @@ std::string short_name(mx::Dtype dtype) {
 
 std::string problem_of(std::string_view variant, mx::Dtype dtype, int head_dim) {
   std::string text(variant);
-  text += (text.empty() ? "" : " ") + short_name(dtype);
+  if (!text.empty()) text += ' ';
+  text += short_name(dtype);
   if (head_dim > 0) text += " D=" + std::to_string(head_dim);
   return text;
 }

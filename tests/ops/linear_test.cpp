@@ -1,0 +1,208 @@
+// Linear-layer nodes: fast kernels and composed MLX operations against plain sums in double.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "kernels/cpu/simd_target.h"
+#include "ops/reference.h"
+
+namespace tersor::ops {
+namespace {
+
+const mx::Dtype kDtypes[] = {mx::float32, mx::float16, mx::bfloat16};
+
+void expect_near(const mx::array& got, const std::vector<double>& want, const std::vector<double>& tolerance, const std::string& what) {
+  const auto values = floats_of(got);
+  ASSERT_EQ(values.size(), want.size()) << what;
+  for (size_t i = 0; i < values.size(); ++i) ASSERT_NEAR(values[i], want[i], tolerance[i]) << what << " at " << i;
+}
+
+// Rounding of the sum (`units` of x's type for MLX's own arithmetic, float for ours) and of the result.
+std::vector<double> tolerance_of(const Product& p, mx::Dtype dtype, double in, double unit) {
+  std::vector<double> t(p.value.size());
+  for (size_t i = 0; i < t.size(); ++i) t[i] = (in + 8) * unit * p.magnitude[i] + unit_of(dtype) * std::abs(p.value[i]) + 1e-7;
+  return t;
+}
+
+class LinearNode : public testing::Test {
+ protected:
+  ~LinearNode() override { kernels::force_simd_target(""); }
+  std::mt19937 rng{7};
+};
+
+TEST_F(LinearNode, EveryFormatRowCountAndTypeEqualsTheDoubleReference) {
+  int turn = 0;
+  for (const int bits : {0, 2, 3, 4, 5, 6, 8}) {
+    for (const int group : {32, 64, 128}) {
+      if (!bits && group != 32) continue;
+      for (const int rows : {1, 2, 3, 5, 8, 9, 33, 130}) {
+        const mx::Dtype dtype = kDtypes[++turn % 3];
+        const LinearWeight w = random_weight(rng, bits, bits ? group : 0, 75, 256, kDtypes[turn / 3 % 3], turn % 2);
+        const mx::array x = random_array(rng, {rows, 256}, dtype);
+        const Product p = product(x, w);
+        const mx::array y = linear(x, {&w, 1}, fast("linear")).front();
+        ASSERT_EQ(y.dtype(), dtype);
+        ASSERT_EQ(y.shape(), (mx::Shape{rows, 75}));
+        expect_near(y, p.value, tolerance_of(p, dtype, 256, kFloatEpsilon), w.str() + " rows " + std::to_string(rows));
+        if (HasFatalFailure()) return;
+      }
+    }
+  }
+}
+
+TEST_F(LinearNode, EqualsTheComposedVersion) {
+  for (const int bits : {0, 2, 3, 4, 5, 6, 8}) {
+    for (const mx::Dtype dtype : kDtypes) {
+      for (const int rows : {1, 3, 17}) {
+        const LinearWeight w = random_weight(rng, bits, bits ? 64 : 0, 40, 128, dtype, true);
+        const mx::array x = random_array(rng, {1, rows, 128}, dtype);
+        const Product p = product(x, w);
+        const auto ours = floats_of(linear(x, {&w, 1}, fast("linear")).front());
+        const mx::array composed = linear(x, {&w, 1}, composed_choice("linear")).front();
+        ASSERT_EQ(composed.dtype(), dtype);
+        const auto theirs = floats_of(composed);
+        const auto tolerance = tolerance_of(p, dtype, 128, unit_of(dtype));
+        for (size_t i = 0; i < ours.size(); ++i) ASSERT_NEAR(ours[i], theirs[i], 2 * tolerance[i]) << w.str() << " " << dtype << " " << i;
+      }
+    }
+  }
+}
+
+TEST_F(LinearNode, SeveralWeightsOfUnlikeFormatsShareOneNode) {
+  const LinearWeight weights[] = {random_weight(rng, 4, 32, 96, 192, mx::float16), random_weight(rng, 6, 64, 33, 192, mx::float32, true),
+                                  random_weight(rng, 4, 32, 5, 192, mx::float16), random_weight(rng, 0, 0, 17, 192, mx::bfloat16)};
+  for (const int rows : {1, 4, 70}) {
+    const mx::array x = random_array(rng, {rows, 192}, mx::float32);
+    const auto results = linear(x, weights, fast("linear"));
+    ASSERT_EQ(results.size(), 4u);
+    for (size_t i = 0; i < 4; ++i) {
+      const Product p = product(x, weights[i]);
+      expect_near(results[i], p.value, tolerance_of(p, mx::float32, 192, kFloatEpsilon), weights[i].str());
+    }
+  }
+}
+
+TEST_F(LinearNode, AddsTheResidual) {
+  for (const bool use_fast : {true, false}) {
+    for (const mx::Dtype dtype : kDtypes) {
+      for (const int rows : {1, 20}) {
+        const LinearWeight w = random_weight(rng, 4, 32, 67, 96, mx::float16, true);
+        const mx::array x = random_array(rng, {rows, 96}, dtype), residual = random_array(rng, {rows, 67}, dtype);
+        const Choice choice = use_fast ? fast("linear") : composed_choice("linear");
+        const mx::array y = linear_add(x, w, residual, choice);
+        ASSERT_EQ(y.dtype(), dtype);
+        Product p = product(x, w);
+        const auto r = floats_of(residual);
+        for (size_t i = 0; i < r.size(); ++i) p.value[i] += r[i], p.magnitude[i] += std::abs(r[i]);
+        expect_near(y, p.value, tolerance_of(p, dtype, 96, use_fast ? kFloatEpsilon : unit_of(dtype)), "residual");
+      }
+    }
+  }
+}
+
+TEST_F(LinearNode, GatesWithSilu) {
+  for (const bool use_fast : {true, false}) {
+    for (const int rows : {1, 2, 40}) {
+      const LinearWeight gate = random_weight(rng, 4, 32, 83, 96, mx::float16), up = random_weight(rng, 5, 32, 83, 96, mx::float16, true);
+      const mx::array x = random_array(rng, {rows, 96}, mx::float32);
+      const mx::array y = linear_swiglu(x, gate, up, use_fast ? fast("linear") : composed_choice("linear"));
+      const Product g = product(x, gate), u = product(x, up);
+      std::vector<double> want(g.value.size()), tolerance(want.size());
+      for (size_t i = 0; i < want.size(); ++i) {
+        const double silu = g.value[i] / (1 + std::exp(-g.value[i])), error = 104 * kFloatEpsilon;
+        want[i] = silu * u.value[i];
+        tolerance[i] = error * (1.1 * g.magnitude[i] * std::abs(u.value[i]) + std::abs(silu) * u.magnitude[i]) + 1e-6;  // |silu'| <= 1.1
+      }
+      expect_near(y, want, tolerance, use_fast ? "fast" : "composed");
+    }
+  }
+}
+
+TEST_F(LinearNode, TakesStridedAndBroadcastInputsAndAnyLeadingShape) {
+  const LinearWeight w = random_weight(rng, 4, 32, 31, 64, mx::float16);
+  const mx::array base = random_array(rng, {6, 64, 2}, mx::float32);
+  const mx::array strided = mx::transpose(mx::slice(base, {0, 0, 1}, {6, 64, 2}), {2, 0, 1});  // [1, 6, 64]
+  const mx::array repeated = mx::broadcast_to(random_array(rng, {64}, mx::float32), {3, 2, 64});
+  for (const mx::array& x : {strided, repeated}) {
+    const mx::array y = linear(x, {&w, 1}, fast("linear")).front();
+    mx::Shape shape = x.shape();
+    shape.back() = 31;
+    ASSERT_EQ(y.shape(), shape);
+    const Product p = product(x, w);
+    expect_near(y, p.value, tolerance_of(p, mx::float32, 64, kFloatEpsilon), "strided");
+  }
+  const mx::array empty = mx::zeros({0, 64});
+  EXPECT_EQ(linear(empty, {&w, 1}, fast("linear")).front().shape(), (mx::Shape{0, 31}));
+}
+
+TEST_F(LinearNode, StridedWeightsAreReadRight) {
+  LinearWeight w = random_weight(rng, 4, 32, 8, 64, mx::float16);
+  w.scales = mx::transpose(mx::contiguous(mx::transpose(*w.scales)));
+  w.weight = mx::transpose(mx::contiguous(mx::transpose(w.weight)));
+  const mx::array x = random_array(rng, {2, 64}, mx::float32);
+  const Product p = product(x, w);
+  expect_near(linear(x, {&w, 1}, fast("linear")).front(), p.value, tolerance_of(p, mx::float32, 64, kFloatEpsilon), "strided weight");
+}
+
+TEST_F(LinearNode, EverySimdTargetAgrees) {
+  for (const auto& name : kernels::available_simd_targets()) {
+    kernels::force_simd_target(name);
+    for (const int bits : {0, 3, 4, 8}) {
+      for (const int rows : {1, 7, 50}) {
+        const LinearWeight w = random_weight(rng, bits, bits ? 32 : 0, 70, 160, mx::float16);
+        const mx::array x = random_array(rng, {rows, 160}, mx::float16);
+        const Product p = product(x, w);
+        expect_near(linear(x, {&w, 1}, fast("linear")).front(), p.value, tolerance_of(p, mx::float16, 160, kFloatEpsilon), name);
+      }
+    }
+  }
+}
+
+TEST_F(LinearNode, NonFiniteRowsTouchNoOthers) {
+  const LinearWeight w = random_weight(rng, 8, 32, 20, 64, mx::float16);
+  for (const int rows : {3, 8, 30}) {
+    const mx::array clean = random_array(rng, {rows, 64}, mx::float32);
+    auto values = floats_of(clean);
+    values[64 + 5] = std::numeric_limits<float>::infinity(), values[64 + 6] = std::numeric_limits<float>::quiet_NaN();
+    const mx::array dirty(values.data(), {rows, 64}, mx::float32);
+    const auto a = floats_of(linear(clean, {&w, 1}, fast("linear")).front()), b = floats_of(linear(dirty, {&w, 1}, fast("linear")).front());
+    for (size_t i = 0; i < a.size(); ++i) {
+      if (i / 20 != 1) {
+        ASSERT_EQ(a[i], b[i]) << i;
+      }
+    }
+  }
+}
+
+TEST_F(LinearNode, BadShapesAndTypesAreRefusedByName) {
+  const LinearWeight good = random_weight(rng, 4, 32, 8, 64, mx::float16);
+  const mx::array x = mx::zeros({2, 64});
+  const auto message = [&](const mx::array& input, const LinearWeight& w) -> std::string {
+    try {
+      linear(input, {&w, 1}, fast("linear"));
+    } catch (const std::invalid_argument& error) {
+      return error.what();
+    }
+    return "accepted";
+  };
+  EXPECT_THAT(message(mx::zeros({2, 65}), good), testing::StartsWith("[linear] x has shape"));
+  EXPECT_THAT(message(mx::zeros({2, 64}, mx::int32), good), testing::StartsWith("[linear] dtype"));
+  LinearWeight bad = good;
+  bad.bits = 7;
+  EXPECT_THAT(message(x, bad), testing::HasSubstr("2, 3, 4, 5, 6 or 8"));
+  bad = good, bad.group = 16;
+  EXPECT_THAT(message(x, bad), testing::HasSubstr("32, 64 or 128"));
+  bad = good, bad.group = 128;
+  EXPECT_THAT(message(x, bad), testing::HasSubstr("groups of 128"));
+  bad = good, bad.scales = std::nullopt;
+  EXPECT_THAT(message(x, bad), testing::HasSubstr("scales"));
+  bad = good, bad.scales = mx::zeros({8, 3});
+  EXPECT_THAT(message(x, bad), testing::HasSubstr("shape"));
+  bad = good, bad.bias = mx::zeros({9});
+  EXPECT_THAT(message(x, bad), testing::HasSubstr("bias"));
+  EXPECT_THROW(linear_add(x, good, mx::zeros({2, 9}), fast("linear")), std::invalid_argument);
+  EXPECT_THROW(linear_swiglu(x, good, random_weight(rng, 4, 32, 9, 64, mx::float16), fast("linear")), std::invalid_argument);
+  EXPECT_THROW(linear(x, {}, fast("linear")), std::invalid_argument);
+}
+
+}  // namespace
+}  // namespace tersor::ops
