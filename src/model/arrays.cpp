@@ -32,7 +32,11 @@ mx::array copy_of(std::span<const std::byte> data, mx::Shape shape, mx::Dtype dt
 }
 
 std::string_view dtype_name(mx::Dtype dtype) {
-  return dtype == mx::float32 ? "f32" : dtype == mx::float16 ? "f16" : dtype == mx::bfloat16 ? "bf16" : dtype == mx::uint32 ? "u32" : "other";
+  return dtype == mx::float32    ? "f32"
+         : dtype == mx::float16  ? "f16"
+         : dtype == mx::bfloat16 ? "bf16"
+         : dtype == mx::uint32   ? "u32"
+                                 : "other";
 }
 
 void release_pages(std::span<const std::byte> data) {

@@ -2,8 +2,8 @@
 
 #include <set>
 
-#include "model/hf_json.h"
 #include "base/sniff.h"
+#include "model/hf_json.h"
 
 namespace tersor::model::hf {
 namespace {
@@ -12,7 +12,8 @@ constexpr uint64_t kMaxIndex = uint64_t{64} << 20;
 
 // A name that stays inside the folder.
 bool plain_name(const std::string& name) {
-  return name.ends_with(".safetensors") && name.find_first_of("/\\") == std::string::npos && name.find('\0') == std::string::npos && name[0] != '.';
+  return name.ends_with(".safetensors") && name.find_first_of("/\\") == std::string::npos && name.find('\0') == std::string::npos &&
+         name[0] != '.';
 }
 
 }  // namespace
@@ -20,14 +21,17 @@ bool plain_name(const std::string& name) {
 Shards::Shards(const std::filesystem::path& folder) {
   std::error_code code;
   const auto single = folder / "model.safetensors", index = folder / "model.safetensors.index.json";
-  if (std::filesystem::exists(single, code)) open(single);
-  else open_listed(folder, index);
+  if (std::filesystem::exists(single, code))
+    open(single);
+  else
+    open_listed(folder, index);
 }
 
 void Shards::open_listed(const std::filesystem::path& folder, const std::filesystem::path& index) {
   std::error_code code;
   if (!std::filesystem::exists(index, code))
-    throw Error(folder.string() + ": holds neither model.safetensors nor model.safetensors.index.json; the folder of a model must hold one of them");
+    throw Error(folder.string() +
+                ": holds neither model.safetensors nor model.safetensors.index.json; the folder of a model must hold one of them");
   const Section json = Section::read(index, kMaxIndex);
   const auto map = json.section("weight_map");
   if (!map) json.fail_key("weight_map", "an object of tensor names and files");
@@ -40,7 +44,9 @@ void Shards::open_listed(const std::filesystem::path& folder, const std::filesys
   if (names.empty()) json.fail_key("weight_map", "at least one file");
   for (const auto& name : names) open(folder / name);
   for (const auto& [tensor, file] : map->all().items())
-    if (!tensors_.contains(tensor)) json.fail("tensor " + in_quotes(tensor) + " is listed in " + printable(file.get<std::string>()) + ", but is not there; the download is incomplete");
+    if (!tensors_.contains(tensor))
+      json.fail("tensor " + in_quotes(tensor) + " is listed in " + printable(file.get<std::string>()) +
+                ", but is not there; the download is incomplete");
 }
 
 void Shards::open(const std::filesystem::path& path) {

@@ -3,8 +3,8 @@
 #include <bit>
 #include <cstring>
 
-#include "model/gguf_reader.h"
 #include "base/sniff.h"
+#include "model/gguf_reader.h"
 
 namespace tersor::model::gguf {
 namespace {
@@ -61,7 +61,8 @@ File::File(const std::filesystem::path& path) : file_(path) {
     alignment_ = static_cast<uint64_t>(*given);
   }
   for (size_t i = 0; i < tensors_.size(); ++i)
-    if (!by_name_.emplace(tensors_[i].name, i).second) fail("tensor \"" + printable(tensors_[i].name) + "\" occurs twice; the file is damaged");
+    if (!by_name_.emplace(tensors_[i].name, i).second)
+      fail("tensor \"" + printable(tensors_[i].name) + "\" occurs twice; the file is damaged");
   reader.place_tensors(tensors_, alignment_);
 }
 

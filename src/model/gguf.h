@@ -24,17 +24,17 @@ inline constexpr uint32_t kValueTypes = 13;
 /// A metadata value where it lies in the file. `bytes`: a scalar's or the elements' encoding, or a string's text.
 struct Value {
   ValueType type = ValueType::u8;
-  ValueType element = ValueType::u8;     // of an array
-  uint64_t count = 1;                    // of an array
+  ValueType element = ValueType::u8;  // of an array
+  uint64_t count = 1;                 // of an array
   std::span<const std::byte> bytes;
 };
 
 struct Tensor {
   std::string_view name;
-  std::vector<uint64_t> shape;           // outermost first, as MLX has it
+  std::vector<uint64_t> shape;  // outermost first, as MLX has it
   uint32_t type = 0;
-  uint64_t offset = 0;                   // in the file
-  std::span<const std::byte> data;       // empty when the type is unknown
+  uint64_t offset = 0;              // in the file
+  std::span<const std::byte> data;  // empty when the type is unknown
 };
 
 /// A file whose every length, count, offset and type has been checked. Values and names are views into the mapping.
@@ -49,7 +49,7 @@ class File {
   uint64_t alignment() const { return alignment_; }
   const std::map<std::string_view, Value>& metadata() const { return metadata_; }
   const std::vector<Tensor>& tensors() const { return tensors_; }
-  const Tensor* tensor(std::string_view name) const;    // null when there is none
+  const Tensor* tensor(std::string_view name) const;  // null when there is none
 
   /// Null when the key is missing.
   const Value* value(std::string_view key) const;
@@ -76,7 +76,7 @@ class File {
   uint32_t version_ = 0;
   uint64_t alignment_ = 32;
   std::map<std::string_view, Value> metadata_;
-  std::vector<Tensor> tensors_;          // as in the file
+  std::vector<Tensor> tensors_;  // as in the file
   std::map<std::string_view, size_t> by_name_;
 };
 

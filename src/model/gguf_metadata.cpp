@@ -5,8 +5,8 @@
 #include <cmath>
 #include <cstring>
 
-#include "model/gguf_types.h"
 #include "base/sniff.h"
+#include "model/gguf_types.h"
 #include "model/weight_plan.h"
 
 namespace tersor::model::gguf {
@@ -28,7 +28,8 @@ class Keys {
     const auto value = file_.integer(key(name));
     if (!value && fallback) return *fallback;
     if (!value) missing(name);
-    if (*value < 1 || *value > INT32_MAX) file_.fail("metadata key " + key(name) + " is " + std::to_string(*value) + "; a size from 1 to 2^31 - 1 is needed");
+    if (*value < 1 || *value > INT32_MAX)
+      file_.fail("metadata key " + key(name) + " is " + std::to_string(*value) + "; a size from 1 to 2^31 - 1 is needed");
     return static_cast<int>(*value);
   }
 
@@ -46,7 +47,9 @@ class Keys {
   }
 
  private:
-  [[noreturn]] void missing(const char* name) const { file_.fail("metadata key " + key(name) + " is missing, but the model cannot be built without it"); }
+  [[noreturn]] void missing(const char* name) const {
+    file_.fail("metadata key " + key(name) + " is missing, but the model cannot be built without it");
+  }
 
   const File& file_;
   std::string architecture_;
@@ -54,21 +57,26 @@ class Keys {
 
 void check_supported(const File& file, const std::string& architecture, const Keys& keys) {
   if (const auto parts = file.integer("split.count"); parts && *parts > 1)
-    file.fail("is one part of a model split into " + std::to_string(*parts) + " files (split.count), which is not supported; merge them with llama.cpp's gguf-split --merge");
+    file.fail("is one part of a model split into " + std::to_string(*parts) +
+              " files (split.count), which is not supported; merge them with llama.cpp's gguf-split --merge");
   if (architecture != "llama" && architecture != "qwen2" && architecture != "qwen3")
     file.fail("architecture \"" + printable(architecture) + "\" is not supported; supported: llama, qwen2, qwen3");
   if (keys.optional_size("expert_count")) file.fail("mixture-of-experts models (" + keys.key("expert_count") + ") are not supported");
-  if (const auto type = file.string("general.type"); type && *type != "model") file.fail("is of type \"" + printable(*type) + "\" (general.type), not a model");
+  if (const auto type = file.string("general.type"); type && *type != "model")
+    file.fail("is of type \"" + printable(*type) + "\" (general.type), not a model");
   for (const char* name : {"attention.logit_softcapping", "logit_scale", "residual_scale", "embedding_scale", "attention.scale"})
-    if (const float value = keys.number(name, 0.0f); value != 0 && value != 1) file.fail("metadata key " + keys.key(name) + " is not supported");
+    if (const float value = keys.number(name, 0.0f); value != 0 && value != 1)
+      file.fail("metadata key " + keys.key(name) + " is not supported");
   if (const auto causal = file.boolean(keys.key("attention.causal")); causal && !*causal)
     file.fail("is a model without causal attention (" + keys.key("attention.causal") + "), which is not supported");
 }
 
 void read_rope_scaling(const File& file, const Keys& keys, Config& config) {
   const auto type = file.string(keys.key("rope.scaling.type")).value_or(file.value(keys.key("rope.scale_linear")) ? "linear" : "none");
-  if (type == "linear") config.linear_rope_factor = keys.number("rope.scaling.factor", keys.number("rope.scale_linear", 1.0f));
-  else if (type != "none" && type != "") file.fail("rope scaling \"" + printable(type) + "\" is not supported; supported: none, linear, and rope_freqs.weight");
+  if (type == "linear")
+    config.linear_rope_factor = keys.number("rope.scaling.factor", keys.number("rope.scale_linear", 1.0f));
+  else if (type != "none" && type != "")
+    file.fail("rope scaling \"" + printable(type) + "\" is not supported; supported: none, linear, and rope_freqs.weight");
 }
 
 // Divisors of the rotary frequencies, as llama.cpp's converter writes them for Llama 3.
@@ -80,14 +88,16 @@ void read_rope_factors(const File& file, Config& config) {
   config.rope_freq_factors.resize(static_cast<size_t>(config.rotary_dims / 2));
   std::memcpy(config.rope_freq_factors.data(), tensor->data.data(), tensor->data.size());
   for (const float factor : config.rope_freq_factors)
-    if (!(factor > 0) || !std::isfinite(factor)) file.fail("tensor rope_freqs.weight holds a factor that is not positive; the file is damaged");
+    if (!(factor > 0) || !std::isfinite(factor))
+      file.fail("tensor rope_freqs.weight holds a factor that is not positive; the file is damaged");
 }
 
 void read_heads(const File& file, const Keys& keys, Config& c) {
   c.heads = keys.size("attention.head_count");
   c.kv_heads = keys.size("attention.head_count_kv", c.heads);
   if (!file.value(keys.key("attention.key_length")) && c.hidden % c.heads)
-    file.fail(keys.key("embedding_length") + " " + std::to_string(c.hidden) + " is not a multiple of " + keys.key("attention.head_count") + " " + std::to_string(c.heads));
+    file.fail(keys.key("embedding_length") + " " + std::to_string(c.hidden) + " is not a multiple of " + keys.key("attention.head_count") +
+              " " + std::to_string(c.heads));
   c.head_dim = keys.size("attention.key_length", std::max(1, c.hidden / c.heads));
   if (const int values = keys.size("attention.value_length", c.head_dim); values != c.head_dim)
     file.fail("keys of size " + std::to_string(c.head_dim) + " with values of size " + std::to_string(values) + " are not supported");
@@ -115,7 +125,8 @@ std::vector<std::string> read_strings(const File& file, const char* key) {
 std::vector<int32_t> read_types(const File& file) {
   std::vector<int32_t> result;
   file.integers("tokenizer.ggml.token_type", [&](uint64_t id, int64_t type) {
-    if (type != static_cast<int32_t>(type)) file.fail("tokenizer.ggml.token_type[" + std::to_string(id) + "] is " + std::to_string(type) + ", which is no type");
+    if (type != static_cast<int32_t>(type))
+      file.fail("tokenizer.ggml.token_type[" + std::to_string(id) + "] is " + std::to_string(type) + ", which is no type");
     result.push_back(static_cast<int32_t>(type));
   });
   return result;
@@ -154,7 +165,8 @@ text::TokenizerData read_tokenizer(const File& file) {
   if (!file.value("tokenizer.ggml.model")) file.fail("metadata key tokenizer.ggml.model is missing: the file has no tokenizer");
   const uint64_t tokens = file.count("tokenizer.ggml.tokens"), merges = file.count("tokenizer.ggml.merges");
   // Real vocabularies have at most about twice as many merges as tokens; the bound keeps a damaged file from filling memory.
-  if (merges > 8 * tokens) file.fail("tokenizer.ggml.merges names " + std::to_string(merges) + " merges for " + std::to_string(tokens) + " tokens");
+  if (merges > 8 * tokens)
+    file.fail("tokenizer.ggml.merges names " + std::to_string(merges) + " merges for " + std::to_string(tokens) + " tokens");
   text::GgufTokenizer t;
   t.model = *file.string("tokenizer.ggml.model");
   t.pre = file.string("tokenizer.ggml.pre").value_or(kDefaultPretokenizer);
@@ -168,7 +180,8 @@ text::TokenizerData read_tokenizer(const File& file) {
   t.chat_template = file.string("tokenizer.chat_template").value_or("");
   auto result = text::tokenizer_from_gguf(std::move(t), file.path().string());
   if (const auto eom = file.integer("tokenizer.ggml.eom_token_id")) {
-    if (*eom < 0 || static_cast<uint64_t>(*eom) >= tokens) file.fail("tokenizer.ggml.eom_token_id is " + std::to_string(*eom) + ", outside the vocabulary of " + std::to_string(tokens));
+    if (*eom < 0 || static_cast<uint64_t>(*eom) >= tokens)
+      file.fail("tokenizer.ggml.eom_token_id is " + std::to_string(*eom) + ", outside the vocabulary of " + std::to_string(tokens));
     add_end_tokens(result, {static_cast<int32_t>(*eom)});
   }
   return result;

@@ -5,11 +5,11 @@
 #include <memory>
 #include <set>
 
+#include "base/sniff.h"
 #include "model/arrays.h"
 #include "model/gguf.h"
 #include "model/gguf_metadata.h"
 #include "model/gguf_types.h"
-#include "base/sniff.h"
 #include "model/weight_plan.h"
 
 namespace tersor::model {
@@ -20,11 +20,20 @@ using gguf::Tensor;
 // GGUF's name of a canonical part.
 std::string gguf_name(const TensorSpec& spec) {
   static const std::map<std::string, std::string> names = {
-      {"embed_tokens", "token_embd"},         {"norm", "output_norm"},           {"lm_head", "output"},
-      {"input_layernorm", "attn_norm"},       {"self_attn.q_proj", "attn_q"},    {"self_attn.k_proj", "attn_k"},
-      {"self_attn.v_proj", "attn_v"},         {"self_attn.o_proj", "attn_output"}, {"self_attn.q_norm", "attn_q_norm"},
-      {"self_attn.k_norm", "attn_k_norm"},    {"post_attention_layernorm", "ffn_norm"}, {"mlp.gate_proj", "ffn_gate"},
-      {"mlp.up_proj", "ffn_up"},              {"mlp.down_proj", "ffn_down"},
+      {"embed_tokens", "token_embd"},
+      {"norm", "output_norm"},
+      {"lm_head", "output"},
+      {"input_layernorm", "attn_norm"},
+      {"self_attn.q_proj", "attn_q"},
+      {"self_attn.k_proj", "attn_k"},
+      {"self_attn.v_proj", "attn_v"},
+      {"self_attn.o_proj", "attn_output"},
+      {"self_attn.q_norm", "attn_q_norm"},
+      {"self_attn.k_norm", "attn_k_norm"},
+      {"post_attention_layernorm", "ffn_norm"},
+      {"mlp.gate_proj", "ffn_gate"},
+      {"mlp.up_proj", "ffn_up"},
+      {"mlp.down_proj", "ffn_down"},
   };
   const std::string& name = names.at(spec.part);
   return spec.layer < 0 ? name : "blk." + std::to_string(spec.layer) + "." + name;
@@ -61,10 +70,13 @@ class Planner {
  private:
   const Tensor& find(const std::string& name, const std::vector<uint64_t>& expected, bool dense) {
     const Tensor* tensor = file_->tensor(name);
-    if (!tensor) file_->fail("tensor " + name + " " + shape_text(expected) + " is missing; the file is incomplete or not of this architecture");
+    if (!tensor)
+      file_->fail("tensor " + name + " " + shape_text(expected) + " is missing; the file is incomplete or not of this architecture");
     if (!gguf::loadable(tensor->type))
-      file_->fail("tensor " + name + " is " + gguf::type_name(tensor->type) + ", which is not supported yet; supported: " + gguf::kLoadableNames);
-    if (dense && !gguf::is_dense(tensor->type)) file_->fail("tensor " + name + " is " + gguf::type_name(tensor->type) + "; norms and biases must be F32, F16 or BF16");
+      file_->fail("tensor " + name + " is " + gguf::type_name(tensor->type) +
+                  ", which is not supported yet; supported: " + gguf::kLoadableNames);
+    if (dense && !gguf::is_dense(tensor->type))
+      file_->fail("tensor " + name + " is " + gguf::type_name(tensor->type) + "; norms and biases must be F32, F16 or BF16");
     check_shape(file_->path().string(), name, tensor->shape, expected);
     used_.insert(name);
     return *tensor;
@@ -76,19 +88,20 @@ class Planner {
     if (spec.cols == 0) {
       const Tensor& t = find(name + ".weight", {rows}, true);
       return {t.data.size(), [file = file_, &t, spec](ModelData& data) {
-        data.vectors.emplace(spec.name(), gguf::make_vector(t.type, t.data, spec.rows, {}));
-      }};
+                data.vectors.emplace(spec.name(), gguf::make_vector(t.type, t.data, spec.rows, {}));
+              }};
     }
     const Tensor& t = find(name + ".weight", {rows, cols}, false);
     const Tensor* bias = spec.bias ? &find(name + ".bias", {rows}, true) : nullptr;
     const gguf::RowMap order = interleaved_ && spec.rotary_heads ? neighbours_to_halves(spec.rows, spec.rotary_heads) : gguf::RowMap();
     const std::string place = file_->path().string() + ": tensor " + name + ".weight";
-    return {gguf::loaded_bytes(t.type, rows, cols) + (bias ? bias->data.size() : 0), [file = file_, &t, bias, spec, order, place](ModelData& data) {
-      auto weight = gguf::make_matrix(t.type, t.data, spec.rows, spec.cols, order, place);
-      if (bias) weight.bias = gguf::make_vector(bias->type, bias->data, spec.rows, order);
-      release_pages(t.data);
-      data.linears.emplace(spec.name(), std::move(weight));
-    }};
+    return {gguf::loaded_bytes(t.type, rows, cols) + (bias ? bias->data.size() : 0),
+            [file = file_, &t, bias, spec, order, place](ModelData& data) {
+              auto weight = gguf::make_matrix(t.type, t.data, spec.rows, spec.cols, order, place);
+              if (bias) weight.bias = gguf::make_vector(bias->type, bias->data, spec.rows, order);
+              release_pages(t.data);
+              data.linears.emplace(spec.name(), std::move(weight));
+            }};
   }
 
   // A bias or a norm in a layer changes the result: one that this configuration would leave out is an error. Other tensors are only listed.
@@ -98,7 +111,8 @@ class Planner {
       if (used_.contains(name) || !name.starts_with("blk.")) continue;
       if (std::atoi(name.c_str() + 4) >= config.layers) continue;
       if (name.ends_with(".bias") || name.find("norm") != std::string::npos)
-        file_->fail("tensor " + printable(name) + " is not part of the " + config.family + " architecture as Tersor knows it; this variant is not supported");
+        file_->fail("tensor " + printable(name) + " is not part of the " + config.family +
+                    " architecture as Tersor knows it; this variant is not supported");
     }
   }
 

@@ -47,7 +47,7 @@ class HeaderReader {
   uint64_t at_ = 0;
   uint32_t version_ = 0;
   uint64_t tensors_ = 0, keys_ = 0;
-  std::string context_ = "the file header";   // what is being read, for errors
+  std::string context_ = "the file header";  // what is being read, for errors
 };
 
 /// Bytes of a scalar; 0 for strings and arrays.

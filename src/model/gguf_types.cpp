@@ -12,12 +12,13 @@ namespace tersor::model::gguf {
 namespace {
 
 constexpr TensorType kTypes[] = {
-    {0, "F32", 1, 4},       {1, "F16", 1, 2},       {2, "Q4_0", 32, 18},     {3, "Q4_1", 32, 20},    {6, "Q5_0", 32, 22},     {7, "Q5_1", 32, 24},
-    {8, "Q8_0", 32, 34},    {9, "Q8_1", 32, 40},    {10, "Q2_K", 256, 84},   {11, "Q3_K", 256, 110}, {12, "Q4_K", 256, 144},  {13, "Q5_K", 256, 176},
-    {14, "Q6_K", 256, 210}, {15, "Q8_K", 256, 292}, {16, "IQ2_XXS", 256, 66}, {17, "IQ2_XS", 256, 74}, {18, "IQ3_XXS", 256, 98}, {19, "IQ1_S", 256, 50},
-    {20, "IQ4_NL", 32, 18}, {21, "IQ3_S", 256, 110}, {22, "IQ2_S", 256, 82}, {23, "IQ4_XS", 256, 136}, {24, "I8", 1, 1},     {25, "I16", 1, 2},
-    {26, "I32", 1, 4},      {27, "I64", 1, 8},      {28, "F64", 1, 8},       {29, "IQ1_M", 256, 56}, {30, "BF16", 1, 2},      {34, "TQ1_0", 256, 54},
-    {35, "TQ2_0", 256, 66}, {39, "MXFP4", 32, 17},  {40, "NVFP4", 64, 36},   {41, "Q1_0", 128, 18},
+    {0, "F32", 1, 4},        {1, "F16", 1, 2},         {2, "Q4_0", 32, 18},    {3, "Q4_1", 32, 20},    {6, "Q5_0", 32, 22},
+    {7, "Q5_1", 32, 24},     {8, "Q8_0", 32, 34},      {9, "Q8_1", 32, 40},    {10, "Q2_K", 256, 84},  {11, "Q3_K", 256, 110},
+    {12, "Q4_K", 256, 144},  {13, "Q5_K", 256, 176},   {14, "Q6_K", 256, 210}, {15, "Q8_K", 256, 292}, {16, "IQ2_XXS", 256, 66},
+    {17, "IQ2_XS", 256, 74}, {18, "IQ3_XXS", 256, 98}, {19, "IQ1_S", 256, 50}, {20, "IQ4_NL", 32, 18}, {21, "IQ3_S", 256, 110},
+    {22, "IQ2_S", 256, 82},  {23, "IQ4_XS", 256, 136}, {24, "I8", 1, 1},       {25, "I16", 1, 2},      {26, "I32", 1, 4},
+    {27, "I64", 1, 8},       {28, "F64", 1, 8},        {29, "IQ1_M", 256, 56}, {30, "BF16", 1, 2},     {34, "TQ1_0", 256, 54},
+    {35, "TQ2_0", 256, 66},  {39, "MXFP4", 32, 17},    {40, "NVFP4", 64, 36},  {41, "Q1_0", 128, 18},
 };
 
 constexpr uint32_t kF32 = 0, kF16 = 1, kQ4_0 = 2, kQ4_1 = 3, kQ8_0 = 8, kBF16 = 30;
@@ -59,7 +60,7 @@ Block convert_q4_1(const uint8_t* from, uint8_t* to) {
 }
 
 Block convert_q8_0(const uint8_t* from, uint8_t* to) {
-  for (int i = 0; i < kGroup; ++i) to[i] = from[2 + i] ^ 0x80;   // int8 + 128
+  for (int i = 0; i < kGroup; ++i) to[i] = from[2 + i] ^ 0x80;  // int8 + 128
   const uint16_t d = read_u16(from);
   return {d, float_to_half(-128.0f * half_to_float(d))};
 }
@@ -68,9 +69,15 @@ using Converter = Block (*)(const uint8_t*, uint8_t*);
 Converter converter_of(uint32_t id) { return id == kQ4_0 ? convert_q4_0 : id == kQ4_1 ? convert_q4_1 : convert_q8_0; }
 int bits_of(uint32_t id) { return id == kQ8_0 ? 8 : 4; }
 
-ops::LinearWeight make_quantised(uint32_t id, std::span<const std::byte> data, int rows, int cols, const RowMap& source_row, const std::string& place) {
+ops::LinearWeight make_quantised(uint32_t id, std::span<const std::byte> data, int rows, int cols, const RowMap& source_row,
+                                 const std::string& place) {
   const int bits = bits_of(id), groups = cols / kGroup;
-  ops::LinearWeight result{allocate({rows, cols * bits / 32}, mx::uint32), allocate({rows, groups}, mx::float16), allocate({rows, groups}, mx::float16), bits, kGroup, {}};
+  ops::LinearWeight result{allocate({rows, cols * bits / 32}, mx::uint32),
+                           allocate({rows, groups}, mx::float16),
+                           allocate({rows, groups}, mx::float16),
+                           bits,
+                           kGroup,
+                           {}};
   auto* codes = reinterpret_cast<uint8_t*>(bytes_of(result.weight));
   auto* scales = reinterpret_cast<uint16_t*>(bytes_of(*result.scales));
   auto* biases = reinterpret_cast<uint16_t*>(bytes_of(*result.biases));
@@ -102,7 +109,8 @@ mx::array make_dense(uint32_t id, std::span<const std::byte> data, mx::Shape sha
   mx::array result = allocate(std::move(shape), dtype);
   std::byte* to = bytes_of(result);
   for_row_pieces(rows, row_bytes, [&](int first, int last) {
-    for (int row = first; row < last; ++row) std::memcpy(to + row * row_bytes, data.data() + static_cast<size_t>(source_row(row)) * row_bytes, row_bytes);
+    for (int row = first; row < last; ++row)
+      std::memcpy(to + row * row_bytes, data.data() + static_cast<size_t>(source_row(row)) * row_bytes, row_bytes);
   });
   return result;
 }
@@ -127,11 +135,14 @@ uint64_t loaded_bytes(uint32_t id, uint64_t rows, uint64_t cols) {
   return rows * (cols * static_cast<uint64_t>(bits_of(id)) / 8 + cols / kGroup * 4);
 }
 
-ops::LinearWeight make_matrix(uint32_t id, std::span<const std::byte> data, int rows, int cols, const RowMap& source_row, const std::string& place) {
+ops::LinearWeight make_matrix(uint32_t id, std::span<const std::byte> data, int rows, int cols, const RowMap& source_row,
+                              const std::string& place) {
   if (is_dense(id)) return {make_dense(id, data, {rows, cols}, source_row), {}, {}, 0, 0, {}};
   return make_quantised(id, data, rows, cols, source_row, place);
 }
 
-mx::array make_vector(uint32_t id, std::span<const std::byte> data, int size, const RowMap& source) { return make_dense(id, data, {size}, source); }
+mx::array make_vector(uint32_t id, std::span<const std::byte> data, int size, const RowMap& source) {
+  return make_dense(id, data, {size}, source);
+}
 
 }  // namespace tersor::model::gguf

@@ -23,7 +23,7 @@ struct TensorType {
 };
 /// Null when the id is not known.
 const TensorType* find_type(uint32_t id);
-std::string type_name(uint32_t id);        // "Q4_1", or "type 57"
+std::string type_name(uint32_t id);  // "Q4_1", or "type 57"
 
 /// Whether load() can use tensors of this type, and the list of those it can.
 bool loadable(uint32_t id);
@@ -41,7 +41,8 @@ using RowMap = std::function<int(int)>;
 ///   Q4_0 (f16 d, 32 codes): scale d, bias -8 d          Q4_1 (f16 d, f16 m, 32 codes): scale d, bias m
 ///   Q8_0 (f16 d, 32 int8): codes + 128, scale d, bias -128 d
 /// All three are exact in f16. `place` stands in errors: a scale that is not finite, or whose bias would not be.
-ops::LinearWeight make_matrix(uint32_t id, std::span<const std::byte> data, int rows, int cols, const RowMap& source_row, const std::string& place);
+ops::LinearWeight make_matrix(uint32_t id, std::span<const std::byte> data, int rows, int cols, const RowMap& source_row,
+                              const std::string& place);
 /// A vector of a dense type.
 mx::array make_vector(uint32_t id, std::span<const std::byte> data, int size, const RowMap& source);
 

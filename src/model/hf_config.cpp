@@ -17,8 +17,10 @@ void check_family(const Section& json) {
   if (std::find(kFamilies.begin(), kFamilies.end(), family) == kFamilies.end())
     json.fail("model_type " + in_quotes(family) + " is not supported; supported: llama, mistral, qwen2, qwen3");
   if (const auto& classes = json.value("architectures"); classes.is_array() && !classes.empty() && classes[0].is_string())
-    if (const auto name = classes[0].get<std::string>(); !name.ends_with("ForCausalLM")) json.fail("architecture " + in_quotes(name) + " is not supported; a ...ForCausalLM is needed");
-  if (const std::string act = json.string("hidden_act", "silu"); act != "silu") json.fail("hidden_act " + in_quotes(act) + " is not supported; supported: silu");
+    if (const auto name = classes[0].get<std::string>(); !name.ends_with("ForCausalLM"))
+      json.fail("architecture " + in_quotes(name) + " is not supported; a ...ForCausalLM is needed");
+  if (const std::string act = json.string("hidden_act", "silu"); act != "silu")
+    json.fail("hidden_act " + in_quotes(act) + " is not supported; supported: silu");
 }
 
 int default_context(const std::string& family) { return family == "llama" ? 2048 : family == "mistral" ? 131072 : 32768; }
@@ -46,9 +48,12 @@ void read_rope(const Section& json, Config& c) {
   c.rotary_dims = static_cast<int>(std::lround(static_cast<double>(c.head_dim) * static_cast<double>(partial)));
   if (!rope) return;
   const std::string type = rope->string("rope_type", rope->string("type", "default"));
-  if (type == "linear") c.linear_rope_factor = rope->number("factor");
-  else if (type == "llama3") read_llama3(*rope, c);
-  else if (type != "default" && type != "none") json.fail("rope scaling " + in_quotes(type) + " is not supported; supported: default, linear, llama3");
+  if (type == "linear")
+    c.linear_rope_factor = rope->number("factor");
+  else if (type == "llama3")
+    read_llama3(*rope, c);
+  else if (type != "default" && type != "none")
+    json.fail("rope scaling " + in_quotes(type) + " is not supported; supported: default, linear, llama3");
 }
 
 // "layer_types" says it per layer where it is given; only models in which all layers agree are supported.
@@ -57,7 +62,8 @@ std::optional<bool> window_in_all_layers(const Section& json) {
   if (types.is_null()) return {};
   if (!types.is_array() || types.empty()) json.fail_key("layer_types", "a list of strings");
   for (const auto& type : types) {
-    if (type != "full_attention" && type != "sliding_attention") json.fail_key("layer_types", "a list of full_attention or sliding_attention");
+    if (type != "full_attention" && type != "sliding_attention")
+      json.fail_key("layer_types", "a list of full_attention or sliding_attention");
     if (type != types[0]) json.fail("layer_types mixes full and sliding attention, which is not supported");
   }
   return types[0] == "sliding_attention";
@@ -74,7 +80,8 @@ int read_window(const Section& json, const Config& c) {
   if (json.value("max_window_layers") == 0) return window;
   const int full = json.size("max_window_layers");
   if (full < c.layers)
-    json.fail("max_window_layers " + std::to_string(full) + " of " + std::to_string(c.layers) + " layers mixes full and sliding attention, which is not supported");
+    json.fail("max_window_layers " + std::to_string(full) + " of " + std::to_string(c.layers) +
+              " layers mixes full and sliding attention, which is not supported");
   return 0;
 }
 
@@ -86,7 +93,8 @@ void read_biases(const Section& json, Config& c) {
 }
 
 Quantisation read_scheme(const Section& section, const Quantisation& defaults) {
-  if (const auto mode = section.string("mode", "affine"); mode != "affine") section.fail("quantization mode " + in_quotes(mode) + " is not supported; supported: affine");
+  if (const auto mode = section.string("mode", "affine"); mode != "affine")
+    section.fail("quantization mode " + in_quotes(mode) + " is not supported; supported: affine");
   const Quantisation q{section.size("bits", defaults.bits ? std::optional(defaults.bits) : std::nullopt),
                        section.size("group_size", defaults.group ? std::optional(defaults.group) : std::nullopt)};
   if (q.bits > 8 || q.bits == 1 || q.bits == 7) section.fail_key("bits", "2, 3, 4, 5, 6 or 8");
@@ -103,8 +111,10 @@ void read_quantisation(const Section& json, FolderConfig& result) {
       json.fail("quantization method " + in_quotes(method) + " is not supported; supported: MLX affine (bits and group_size)");
   result.quantisation = read_scheme(*section, {});
   for (const auto& [key, value] : section->all().items()) {
-    if (value.is_object()) result.overrides[key] = read_scheme(*section->section(key), *result.quantisation);
-    else if (value.is_boolean() && key.find('.') != std::string::npos) result.overrides[key] = value.get<bool>() ? result.quantisation : std::nullopt;
+    if (value.is_object())
+      result.overrides[key] = read_scheme(*section->section(key), *result.quantisation);
+    else if (value.is_boolean() && key.find('.') != std::string::npos)
+      result.overrides[key] = value.get<bool>() ? result.quantisation : std::nullopt;
   }
 }
 

@@ -16,8 +16,8 @@ struct Quantisation {
 };
 
 struct FolderConfig {
-  Config config;                         // tied_head as config.json says; see tie_given
-  bool tie_given = false;                // without the key, a missing lm_head means a tied head
+  Config config;           // tied_head as config.json says; see tie_given
+  bool tie_given = false;  // without the key, a missing lm_head means a tied head
   std::optional<Quantisation> quantisation;
   /// By module path ("model.layers.0.mlp.up_proj"); empty: not quantised.
   std::map<std::string, std::optional<Quantisation>> overrides;

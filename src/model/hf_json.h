@@ -1,9 +1,8 @@
 // Typed look-ups in the JSON files of a model folder. Every error names the file and the key.
 #pragma once
 
-#include <nlohmann/json.hpp>
-
 #include <filesystem>
+#include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
 
@@ -39,8 +38,8 @@ class Section {
       : root_(std::move(root)), json_(json), place_(std::move(place)), prefix_(std::move(prefix)) {}
 
   std::shared_ptr<const nlohmann::json> root_;
-  const nlohmann::json* json_;           // inside root_
-  std::string place_, prefix_;           // the file; "rope_scaling." inside a section
+  const nlohmann::json* json_;  // inside root_
+  std::string place_, prefix_;  // the file; "rope_scaling." inside a section
 };
 
 /// Reads a text file of at most `limit` bytes.

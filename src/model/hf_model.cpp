@@ -4,11 +4,11 @@
 #include <memory>
 #include <set>
 
+#include "base/sniff.h"
 #include "model/arrays.h"
 #include "model/folder.h"
 #include "model/hf_config.h"
 #include "model/hf_tokenizer.h"
-#include "base/sniff.h"
 #include "model/weight_plan.h"
 
 namespace tersor::model {
@@ -36,8 +36,11 @@ mx::array make(const Tensor& tensor, mx::Dtype dtype) {
 class Planner {
  public:
   explicit Planner(const std::filesystem::path& folder)
-      : folder_(folder), json_(hf::Section::read(folder / "config.json", kMaxConfig)), config_(hf::read_folder_config(json_)),
-        shards_(std::make_shared<hf::Shards>(folder)), prefix_(shards_->find("embed_tokens.weight") ? "" : "model.") {}
+      : folder_(folder),
+        json_(hf::Section::read(folder / "config.json", kMaxConfig)),
+        config_(hf::read_folder_config(json_)),
+        shards_(std::make_shared<hf::Shards>(folder)),
+        prefix_(shards_->find("embed_tokens.weight") ? "" : "model.") {}
 
   LoadPlan plan() {
     LoadPlan result;
@@ -62,7 +65,9 @@ class Planner {
 
   const Tensor& find(const std::string& name, const std::vector<uint64_t>& expected) {
     const Tensor* tensor = shards_->find(name);
-    if (!tensor) throw Error(folder_.string() + ": tensor " + name + " " + shape_text(expected) + " is missing; the folder is incomplete or config.json not its own");
+    if (!tensor)
+      throw Error(folder_.string() + ": tensor " + name + " " + shape_text(expected) +
+                  " is missing; the folder is incomplete or config.json not its own");
     check_shape(shards_->place_of(name), name, tensor->shape, expected);
     used_.insert(name);
     return *tensor;
@@ -71,7 +76,8 @@ class Planner {
   const Tensor& find_floats(const std::string& name, const std::vector<uint64_t>& expected) {
     const Tensor* tensor = shards_->find(name);
     if (tensor && !float_dtype(tensor->dtype))
-      throw Error(shards_->place_of(name) + ": tensor " + name + " is " + printable(tensor->dtype) + ", which is not supported here; supported: F32, F16, BF16" +
+      throw Error(shards_->place_of(name) + ": tensor " + name + " is " + printable(tensor->dtype) +
+                  ", which is not supported here; supported: F32, F16, BF16" +
                   (tensor->dtype == "U32" ? ", and U32 codes with scales and biases" : ""));
     return find(name, expected);
   }
@@ -80,22 +86,23 @@ class Planner {
     const std::string name = stored_name(spec);
     if (spec.cols == 0) {
       const Tensor& t = find_floats(name + ".weight", {static_cast<uint64_t>(spec.rows)});
-      return {t.data.size(), [shards = shards_, &t, spec](ModelData& data) { data.vectors.emplace(spec.name(), make(t, *float_dtype(t.dtype))); }};
+      return {t.data.size(),
+              [shards = shards_, &t, spec](ModelData& data) { data.vectors.emplace(spec.name(), make(t, *float_dtype(t.dtype))); }};
     }
     LoadPlan::Job result = shards_->find(name + ".scales") ? quantised_job(spec, name) : dense_job(spec, name);
     if (!spec.bias) return result;
     const Tensor& bias = find_floats(name + ".bias", {static_cast<uint64_t>(spec.rows)});
     return {result.bytes + bias.data.size(), [run = std::move(result.run), &bias, spec](ModelData& data) {
-      run(data);
-      data.linears.at(spec.name()).bias = make(bias, *float_dtype(bias.dtype));
-    }};
+              run(data);
+              data.linears.at(spec.name()).bias = make(bias, *float_dtype(bias.dtype));
+            }};
   }
 
   LoadPlan::Job dense_job(const TensorSpec& spec, const std::string& name) {
     const Tensor& t = find_floats(name + ".weight", {static_cast<uint64_t>(spec.rows), static_cast<uint64_t>(spec.cols)});
     return {t.data.size(), [shards = shards_, &t, spec](ModelData& data) {
-      data.linears.emplace(spec.name(), ops::LinearWeight{make(t, *float_dtype(t.dtype)), {}, {}, 0, 0, {}});
-    }};
+              data.linears.emplace(spec.name(), ops::LinearWeight{make(t, *float_dtype(t.dtype)), {}, {}, 0, 0, {}});
+            }};
   }
 
   hf::Quantisation scheme(const TensorSpec& spec, const std::string& name) const {
@@ -103,7 +110,8 @@ class Planner {
     if (config_.overrides.contains(name)) q = config_.of(name);
     if (!q) json_.fail("says that " + name + " is not quantised, but the folder holds " + name + ".scales");
     if (spec.cols % q->group || int64_t{spec.cols} * q->bits % 32)
-      json_.fail("quantises " + name + " in groups of " + std::to_string(q->group) + ", which do not divide its rows of " + std::to_string(spec.cols));
+      json_.fail("quantises " + name + " in groups of " + std::to_string(q->group) + ", which do not divide its rows of " +
+                 std::to_string(spec.cols));
     return *q;
   }
 
@@ -111,16 +119,20 @@ class Planner {
     const auto [bits, group] = scheme(spec, name);
     const auto rows = static_cast<uint64_t>(spec.rows), cols = static_cast<uint64_t>(spec.cols);
     const Tensor& codes = find(name + ".weight", {rows, cols * static_cast<uint64_t>(bits) / 32});
-    if (codes.dtype != "U32") throw Error(shards_->place_of(codes.name) + ": tensor " + codes.name + " is " + printable(codes.dtype) + "; codes must be U32");
+    if (codes.dtype != "U32")
+      throw Error(shards_->place_of(codes.name) + ": tensor " + codes.name + " is " + printable(codes.dtype) + "; codes must be U32");
     const std::vector<uint64_t> groups{rows, cols / static_cast<uint64_t>(group)};
     const Tensor& scales = find_floats(name + ".scales", groups);
     const Tensor& biases = find_floats(name + ".biases", groups);
     if (scales.dtype != biases.dtype)
-      throw Error(shards_->place_of(biases.name) + ": tensor " + biases.name + " is " + biases.dtype + ", but the scales are " + scales.dtype + "; they must agree");
-    return {codes.data.size() + scales.data.size() + biases.data.size(), [shards = shards_, &codes, &scales, &biases, spec, bits = bits, group = group](ModelData& data) {
-      const mx::Dtype dtype = *float_dtype(scales.dtype);
-      data.linears.emplace(spec.name(), ops::LinearWeight{make(codes, mx::uint32), make(scales, dtype), make(biases, dtype), bits, group, {}});
-    }};
+      throw Error(shards_->place_of(biases.name) + ": tensor " + biases.name + " is " + biases.dtype + ", but the scales are " +
+                  scales.dtype + "; they must agree");
+    return {codes.data.size() + scales.data.size() + biases.data.size(),
+            [shards = shards_, &codes, &scales, &biases, spec, bits = bits, group = group](ModelData& data) {
+              const mx::Dtype dtype = *float_dtype(scales.dtype);
+              data.linears.emplace(spec.name(),
+                                   ops::LinearWeight{make(codes, mx::uint32), make(scales, dtype), make(biases, dtype), bits, group, {}});
+            }};
   }
 
   // As in a GGUF: biases and norms that the configuration would leave out change the result. Buffers of old files do not.
@@ -130,7 +142,8 @@ class Planner {
       if (used_.contains(name) || !name.starts_with(layers) || std::atoi(name.c_str() + layers.size()) >= config.layers) continue;
       if (name.ends_with(".masked_bias") || name.ends_with("attention.bias") || name.find("rotary_emb") != std::string::npos) continue;
       if (name.ends_with(".bias") || name.find("norm") != std::string::npos)
-        throw Error(where.second->path().string() + ": tensor " + printable(name) + " is not part of the model that config.json describes; this variant is not supported");
+        throw Error(where.second->path().string() + ": tensor " + printable(name) +
+                    " is not part of the model that config.json describes; this variant is not supported");
     }
   }
 

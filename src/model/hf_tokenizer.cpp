@@ -16,12 +16,15 @@ std::string read_if_there(const std::filesystem::path& path) {
 std::vector<int32_t> token_ids(const Section& json, const std::string& key, int vocab) {
   std::vector<int32_t> result;
   const auto add = [&](const nlohmann::json& id) {
-    if (!id.is_number_integer() || id.get<int64_t>() < 0 || id.get<int64_t>() >= vocab) json.fail_key(key, "a token id below " + std::to_string(vocab) + ", or a list of them");
+    if (!id.is_number_integer() || id.get<int64_t>() < 0 || id.get<int64_t>() >= vocab)
+      json.fail_key(key, "a token id below " + std::to_string(vocab) + ", or a list of them");
     result.push_back(id.get<int32_t>());
   };
   if (!json.has(key)) return result;
-  if (json.value(key).is_array()) for (const auto& id : json.value(key)) add(id);
-  else add(json.value(key));
+  if (json.value(key).is_array())
+    for (const auto& id : json.value(key)) add(id);
+  else
+    add(json.value(key));
   return result;
 }
 

@@ -9,7 +9,7 @@
 namespace tersor::model {
 namespace {
 
-constexpr size_t kWholeBelow = 4096;      // smaller arrays are hashed whole
+constexpr size_t kWholeBelow = 4096;  // smaller arrays are hashed whole
 constexpr size_t kSamples = 16, kSampleBytes = 64;
 
 // FNV-1a, 64 bits.

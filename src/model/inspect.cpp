@@ -2,11 +2,11 @@
 #include <map>
 #include <utility>
 
+#include "base/sniff.h"
 #include "model/folder.h"
 #include "model/gguf.h"
 #include "model/gguf_types.h"
 #include "model/hf_config.h"
-#include "base/sniff.h"
 #include "model/weight_plan.h"
 
 namespace tersor::model {
@@ -52,7 +52,8 @@ void add_config(Facts& facts, const Config& c) {
   facts.add("rope base", std::to_string(static_cast<double>(c.rope_theta)));
   facts.add("sliding window", c.sliding_window ? std::to_string(c.sliding_window) : "none");
   facts.add("output head", c.tied_head ? "shared with the embedding" : "its own");
-  facts.add("KV cache per token (16-bit)", human_bytes(uint64_t{4} * static_cast<uint64_t>(c.layers) * static_cast<uint64_t>(c.kv_heads) * static_cast<uint64_t>(c.head_dim)));
+  facts.add("KV cache per token (16-bit)", human_bytes(uint64_t{4} * static_cast<uint64_t>(c.layers) * static_cast<uint64_t>(c.kv_heads) *
+                                                       static_cast<uint64_t>(c.head_dim)));
 }
 
 // Whether load() would take the model; its configuration where it would.
@@ -64,9 +65,7 @@ void add_verdict(Facts& facts, const std::filesystem::path& path) {
     facts.add("chat format", std::string(text::name_of(text::recognise_chat(plan.data.tokenizer.chat_template))));
     facts.add("memory for weights", human_bytes(plan.bytes()));
     facts.add("runs", "yes");
-  } catch (const Error& error) {
-    facts.add("runs", std::string("no: ") + error.what());
-  }
+  } catch (const Error& error) { facts.add("runs", std::string("no: ") + error.what()); }
 }
 
 uint64_t product(const std::vector<uint64_t>& shape) {
@@ -119,9 +118,7 @@ uint64_t add_tensors(Facts& facts, const safetensors::File& file, const hf::Fold
 hf::FolderConfig config_or_nothing(const hf::Section& json) {
   try {
     return hf::read_folder_config(json);
-  } catch (const Error&) {
-    return {};
-  }
+  } catch (const Error&) { return {}; }
 }
 
 Inspection inspect_safetensors(const std::filesystem::path& path) {
@@ -146,7 +143,8 @@ Inspection inspect_folder(const std::filesystem::path& path) {
   std::error_code code;
   facts.add("tokenizer", std::filesystem::exists(path / "tokenizer.json", code) ? "tokenizer.json" : "none");
   const auto known = config_or_nothing(config);
-  if (const auto& q = known.quantisation) facts.add("quantisation", "affine, " + std::to_string(q->bits) + " bits, groups of " + std::to_string(q->group));
+  if (const auto& q = known.quantisation)
+    facts.add("quantisation", "affine, " + std::to_string(q->bits) + " bits, groups of " + std::to_string(q->group));
   uint64_t parameters = 0;
   for (const auto& file : shards.files()) parameters += add_tensors(facts, *file, known);
   facts.finish_tensors(parameters);

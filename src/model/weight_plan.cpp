@@ -42,16 +42,20 @@ void for_each_tensor(const Config& c, const std::function<void(const TensorSpec&
 void check_config(const Config& c, uint64_t tensors, const std::string& place) {
   const auto fail = [&](const std::string& text) { throw Error(place + ": " + text); };
   const auto num = [](auto value) { return std::to_string(value); };
-  if (static_cast<uint64_t>(c.layers) > tensors) fail("names " + num(c.layers) + " layers, but there are only " + num(tensors) + " tensors");
+  if (static_cast<uint64_t>(c.layers) > tensors)
+    fail("names " + num(c.layers) + " layers, but there are only " + num(tensors) + " tensors");
   if (c.heads % c.kv_heads) fail(num(c.heads) + " query heads are not a multiple of " + num(c.kv_heads) + " key and value heads");
   if (c.head_dim % 2 || c.head_dim > 1024) fail("a head size of " + num(c.head_dim) + " is not supported; even sizes up to 1024 are");
   if (int64_t{c.heads} * c.head_dim > INT32_MAX) fail(num(c.heads) + " heads of size " + num(c.head_dim) + " are too large");
   if (c.rotary_dims < 2 || c.rotary_dims % 2 || c.rotary_dims > c.head_dim)
-    fail("rope turns " + num(c.rotary_dims) + " dimensions of heads of " + num(c.head_dim) + "; an even number up to the head size is needed");
+    fail("rope turns " + num(c.rotary_dims) + " dimensions of heads of " + num(c.head_dim) +
+         "; an even number up to the head size is needed");
   if (!(c.norm_eps > 0 && c.norm_eps < 1)) fail("the epsilon of the norms is " + num(c.norm_eps) + "; it must lie between 0 and 1");
   if (!(c.rope_theta > 0) || !std::isfinite(c.rope_theta)) fail("the rope base is " + num(c.rope_theta) + "; it must be positive");
-  if (!(c.linear_rope_factor > 0) || !std::isfinite(c.linear_rope_factor)) fail("the rope scaling factor is " + num(c.linear_rope_factor) + "; it must be positive");
-  if (const auto& s = c.llama3_scaling; s && !(s->factor > 0 && s->low_freq_factor > 0 && s->high_freq_factor > s->low_freq_factor && s->original_context > 0))
+  if (!(c.linear_rope_factor > 0) || !std::isfinite(c.linear_rope_factor))
+    fail("the rope scaling factor is " + num(c.linear_rope_factor) + "; it must be positive");
+  if (const auto& s = c.llama3_scaling;
+      s && !(s->factor > 0 && s->low_freq_factor > 0 && s->high_freq_factor > s->low_freq_factor && s->original_context > 0))
     fail("the llama3 rope scaling is not possible: factors must be positive, the high one above the low one");
 }
 
@@ -64,7 +68,8 @@ uint64_t LoadPlan::bytes() const {
 void check_memory(const LoadPlan& plan) {
   const uint64_t limit = memory_limit() / 10 * 9, needed = plan.bytes();
   if (needed > limit)
-    throw Error(plan.data.path.string() + ": the weights take " + human_bytes(needed) + ", more than nine tenths of this machine's memory (" + human_bytes(limit) +
+    throw Error(plan.data.path.string() + ": the weights take " + human_bytes(needed) +
+                ", more than nine tenths of this machine's memory (" + human_bytes(limit) +
                 "); use a smaller or more strongly quantised model");
 }
 
@@ -74,9 +79,11 @@ ModelData run_plan(LoadPlan plan) {
   return std::move(plan.data);
 }
 
-void check_shape(const std::string& place, const std::string& tensor, const std::vector<uint64_t>& found, const std::vector<uint64_t>& expected) {
+void check_shape(const std::string& place, const std::string& tensor, const std::vector<uint64_t>& found,
+                 const std::vector<uint64_t>& expected) {
   if (found != expected)
-    throw Error(place + ": tensor " + printable(tensor) + " has shape " + shape_text(found) + ", but the configuration needs " + shape_text(expected));
+    throw Error(place + ": tensor " + printable(tensor) + " has shape " + shape_text(found) + ", but the configuration needs " +
+                shape_text(expected));
 }
 
 void add_end_tokens(text::TokenizerData& tokenizer, const std::vector<int32_t>& ids) {

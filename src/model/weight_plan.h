@@ -29,9 +29,9 @@ void check_config(const Config& config, uint64_t tensors, const std::string& pla
 
 /// A model that has been checked from headers alone, and what is left to do. Files stay mapped as long as the plan lives.
 struct LoadPlan {
-  ModelData data;            // all but the weights
+  ModelData data;  // all but the weights
   struct Job {
-    uint64_t bytes = 0;                          // of the arrays it makes
+    uint64_t bytes = 0;  // of the arrays it makes
     std::function<void(ModelData&)> run;
   };
   std::vector<Job> jobs;
@@ -54,7 +54,8 @@ LoadPlan plan_model(const std::filesystem::path& path);
 cache::Identity identity_of(const ModelData& data);
 
 /// "found [2, 3], expected [2, 4]" as an Error naming file and tensor, unless the shapes are equal.
-void check_shape(const std::string& place, const std::string& tensor, const std::vector<uint64_t>& found, const std::vector<uint64_t>& expected);
+void check_shape(const std::string& place, const std::string& tensor, const std::vector<uint64_t>& found,
+                 const std::vector<uint64_t>& expected);
 
 /// Adds ids to the tokens that end a reply; ascending, each once.
 void add_end_tokens(text::TokenizerData& tokenizer, const std::vector<int32_t>& ids);

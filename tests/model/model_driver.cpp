@@ -20,19 +20,21 @@ namespace mx = mlx::core;
 
 int show_config(const model::ModelData& data) {
   const auto& c = data.config;
-  std::cout << "ok format=" << data.format << " family=" << c.family << " layers=" << c.layers << " hidden=" << c.hidden << " intermediate=" << c.intermediate
-            << " heads=" << c.heads << " kv_heads=" << c.kv_heads << " head_dim=" << c.head_dim << " vocab=" << c.vocab << " context=" << c.context
-            << " eps=" << c.norm_eps << " theta=" << c.rope_theta << " rotary=" << c.rotary_dims << " linear=" << c.linear_rope_factor
-            << " tied=" << c.tied_head << " qk_norm=" << c.qk_norm << " qkv_bias=" << c.qkv_bias << " o_bias=" << c.o_bias << " mlp_bias=" << c.mlp_bias
-            << " window=" << c.sliding_window << " freq_factors=" << c.rope_freq_factors.size() << " llama3=" << (c.llama3_scaling ? c.llama3_scaling->factor : 0.0f)
+  std::cout << "ok format=" << data.format << " family=" << c.family << " layers=" << c.layers << " hidden=" << c.hidden
+            << " intermediate=" << c.intermediate << " heads=" << c.heads << " kv_heads=" << c.kv_heads << " head_dim=" << c.head_dim
+            << " vocab=" << c.vocab << " context=" << c.context << " eps=" << c.norm_eps << " theta=" << c.rope_theta
+            << " rotary=" << c.rotary_dims << " linear=" << c.linear_rope_factor << " tied=" << c.tied_head << " qk_norm=" << c.qk_norm
+            << " qkv_bias=" << c.qkv_bias << " o_bias=" << c.o_bias << " mlp_bias=" << c.mlp_bias << " window=" << c.sliding_window
+            << " freq_factors=" << c.rope_freq_factors.size() << " llama3=" << (c.llama3_scaling ? c.llama3_scaling->factor : 0.0f)
             << " linears=" << data.linears.size() << " vectors=" << data.vectors.size() << " weights=" << data.identity.at("weights")
             << " peak=" << peak_resident_bytes() << "\n";
   return 0;
 }
 
 int show_tokenizer(const text::TokenizerData& t) {
-  std::cout << "ok tokens=" << t.tokens.size() << " merges=" << t.merges.size() << " added=" << t.added.size() << " steps=" << t.pretokenizer.size()
-            << " bos=" << t.bos.value_or(-1) << " eos=" << t.eos.value_or(-1) << " add_bos=" << t.add_bos << " template=" << t.chat_template.size() << " ends=";
+  std::cout << "ok tokens=" << t.tokens.size() << " merges=" << t.merges.size() << " added=" << t.added.size()
+            << " steps=" << t.pretokenizer.size() << " bos=" << t.bos.value_or(-1) << " eos=" << t.eos.value_or(-1)
+            << " add_bos=" << t.add_bos << " template=" << t.chat_template.size() << " ends=";
   for (size_t i = 0; i < t.end_tokens.size(); ++i) std::cout << (i ? "," : "") << t.end_tokens[i];
   std::cout << "\n";
   return 0;
@@ -62,7 +64,8 @@ void save_all(const model::ModelData& data, const std::string& path) {
 
 int show_inspection(const model::Inspection& inspection) {
   for (const auto& [key, value] : inspection.facts) std::cout << key << ": " << value << "\n";
-  for (const auto& tensor : inspection.tensors) std::cout << "  " << tensor.name << " " << tensor.type << " " << tensor.shape << " " << tensor.bytes << "\n";
+  for (const auto& tensor : inspection.tensors)
+    std::cout << "  " << tensor.name << " " << tensor.type << " " << tensor.shape << " " << tensor.bytes << "\n";
   return 0;
 }
 
