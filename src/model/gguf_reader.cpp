@@ -154,31 +154,32 @@ std::vector<Tensor> HeaderReader::tensor_list() {
   return result;
 }
 
-void HeaderReader::place_tensors(std::vector<Tensor>& tensors, uint64_t alignment) const {
+void HeaderReader::place(Tensor& t, uint64_t start, uint64_t alignment) const {
   const uint64_t size = bytes_.size();
+  const std::string what = "tensor " + in_quotes(t.name);
+  if (start > size || t.offset > size - start)
+    fail(what + " begins at byte " + std::to_string(t.offset) + " of the data section, past the end of the file (" + std::to_string(size) +
+         " bytes); it is damaged or an incomplete download, fetch it again");
+  if (t.offset % alignment) fail(what + " is not aligned: offset " + std::to_string(t.offset) + ", alignment " + std::to_string(alignment));
+  t.offset += start;
+  const TensorType* type = find_type(t.type);
+  if (!type) return;
+  if (t.shape.back() % type->block)
+    fail(what + " has rows of " + std::to_string(t.shape.back()) + " elements, which blocks of " + type->name + " (" +
+         std::to_string(type->block) + ") do not divide");
+  uint64_t elements = 1;
+  for (const uint64_t dim : t.shape) elements *= dim;
+  const uint64_t blocks = elements / type->block;
+  if (blocks > (size - t.offset) / type->bytes)
+    fail(what + " needs " + std::to_string(blocks) + " blocks of " + std::to_string(type->bytes) + " bytes from byte " +
+         std::to_string(t.offset) + ", but the file has " + std::to_string(size) +
+         " bytes; it is damaged or an incomplete download, fetch it again");
+  t.data = bytes_.subspan(t.offset, blocks * type->bytes);
+}
+
+void HeaderReader::place_tensors(std::vector<Tensor>& tensors, uint64_t alignment) const {
   const uint64_t start = (at_ + alignment - 1) / alignment * alignment;
-  for (auto& t : tensors) {
-    const std::string what = "tensor " + in_quotes(t.name);
-    if (start > size || t.offset > size - start)
-      fail(what + " begins at byte " + std::to_string(t.offset) + " of the data section, past the end of the file (" +
-           std::to_string(size) + " bytes); it is damaged or an incomplete download, fetch it again");
-    if (t.offset % alignment)
-      fail(what + " is not aligned: offset " + std::to_string(t.offset) + ", alignment " + std::to_string(alignment));
-    t.offset += start;
-    const TensorType* type = find_type(t.type);
-    if (!type) continue;
-    if (t.shape.back() % type->block)
-      fail(what + " has rows of " + std::to_string(t.shape.back()) + " elements, which blocks of " + type->name + " (" +
-           std::to_string(type->block) + ") do not divide");
-    uint64_t elements = 1;
-    for (const uint64_t dim : t.shape) elements *= dim;
-    const uint64_t blocks = elements / type->block;
-    if (blocks > (size - t.offset) / type->bytes)
-      fail(what + " needs " + std::to_string(blocks) + " blocks of " + std::to_string(type->bytes) + " bytes from byte " +
-           std::to_string(t.offset) + ", but the file has " + std::to_string(size) +
-           " bytes; it is damaged or an incomplete download, fetch it again");
-    t.data = bytes_.subspan(t.offset, blocks * type->bytes);
-  }
+  for (auto& t : tensors) place(t, start, alignment);
   std::vector<const Tensor*> order;
   for (const auto& t : tensors) order.push_back(&t);
   std::sort(order.begin(), order.end(), [](auto* a, auto* b) { return a->offset < b->offset; });

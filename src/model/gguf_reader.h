@@ -40,6 +40,7 @@ class HeaderReader {
   void skip_element(ValueType type, int depth);
   ValueType value_type();
   Tensor tensor();
+  void place(Tensor& tensor, uint64_t start, uint64_t alignment) const;
   [[noreturn]] void fail(const std::string& text) const;
 
   std::string path_;
