@@ -3,6 +3,10 @@ find_package(Threads REQUIRED)
 
 add_compile_options("$<$<COMPILE_LANGUAGE:CXX>:-Wall;-Wextra;-Wpedantic>")
 
+if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
+  add_compile_options("$<$<COMPILE_LANGUAGE:CXX>:-Wno-restrict>") # false alarms on string concatenation, GCC bug 105651
+endif()
+
 add_library(tersor_flags INTERFACE)
 target_compile_features(tersor_flags INTERFACE $<INSTALL_INTERFACE:cxx_std_20>)
 target_include_directories(

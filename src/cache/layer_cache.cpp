@@ -5,6 +5,7 @@
 #include <stdexcept>
 
 #include "cache/layer_state.h"
+#include "cache/slabs.h"
 #include "ops/kv_rows.h"
 
 namespace tersor::cache {
@@ -20,7 +21,7 @@ std::shared_ptr<const ops::KvFormat> make_format(const codec::Spec& keys, const 
                                                  const ops::KvFormat* basis) {
   const auto key_codec = codec::Codec::make(keys, codec::Role::keys, shape.key_dim, full_dtype);
   const auto value_codec = codec::Codec::make(values, codec::Role::values, shape.value_dim, full_dtype);
-  ops::KvFormat format{codec::Layout(key_codec), codec::Layout(value_codec)};
+  ops::KvFormat format(key_codec, value_codec);
   format.batch = shape.batch, format.heads = shape.kv_heads;
   format.key_rotation = basis ? basis->key_rotation : key_codec->rotation();
   format.value_rotation = basis ? basis->value_rotation : value_codec->rotation();
@@ -28,32 +29,6 @@ std::shared_ptr<const ops::KvFormat> make_format(const codec::Spec& keys, const 
   format.rotation_owners[1] = basis ? basis->rotation_owners[1] : value_codec;
   format.sanitise = basis || !(is_full(keys) && is_full(values));
   return std::make_shared<const ops::KvFormat>(std::move(format));
-}
-
-// Blocks [first, last) of a slab's keys or values, as bytes [B, H, n].
-mx::array block_bytes(const ops::KvSlab& slab, bool keys, int64_t first, int64_t last) {
-  const codec::Layout& layout = keys ? slab.format->keys : slab.format->values;
-  const size_t base = keys ? 0 : slab.format->values_offset(slab.capacity);
-  const auto at = [&](int64_t block) { return static_cast<int>(base + static_cast<size_t>(block) * layout.block_bytes); };
-  const auto& shape = slab.data.shape();
-  return mx::slice(slab.data, {0, 0, at(first)}, {shape[0], shape[1], at(last)});
-}
-
-// A slab of another capacity with the tokens from position `first` on; `first` must lie on a block boundary.
-ops::KvSlab moved(const ops::KvSlab& slab, int64_t first, int64_t capacity) {
-  ops::KvSlab fresh = ops::KvSlab::make(slab.format, capacity, first);
-  fresh.count = std::max<int64_t>(0, slab.first + slab.count - first);
-  if (fresh.count == 0) return fresh;
-  std::vector<mx::array> parts;
-  for (const bool keys : {true, false}) {
-    const codec::Layout& layout = keys ? slab.format->keys : slab.format->values;
-    const int64_t begin = (first - slab.first) / layout.block_tokens, blocks = layout.blocks(fresh.count);
-    parts.push_back(block_bytes(slab, keys, begin, begin + blocks));
-    const int64_t spare = static_cast<int64_t>(layout.blocks(fresh.capacity)) - blocks;
-    if (spare > 0) parts.push_back(mx::zeros({slab.data.shape(0), slab.data.shape(1), static_cast<int>(spare * static_cast<int64_t>(layout.block_bytes))}, mx::uint8));
-  }
-  fresh.data = mx::concatenate(std::move(parts), 2);
-  return fresh;
 }
 
 int64_t recent_capacity(const State& s) { return round_up(s.window + kRewindMargin + kWindowSlack, codec::kFullBlockTokens); }

@@ -17,6 +17,9 @@ namespace tersor::ops {
 
 /// How one kind of slab stores keys and values. Immutable and shared.
 struct KvFormat {
+  KvFormat(std::shared_ptr<const codec::Codec> key_codec, std::shared_ptr<const codec::Codec> value_codec)
+      : keys(std::move(key_codec)), values(std::move(value_codec)) {}
+
   codec::Layout keys, values;
   /// Applied before storing, undone by attention. A `full` slab beside a rotated one stores rotated numbers too, so that all
   /// slabs of a layer live in one basis.

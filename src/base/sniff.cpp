@@ -1,11 +1,11 @@
-#include "model/sniff.h"
+#include "base/sniff.h"
 
 #include <algorithm>
 #include <cctype>
 #include <cstdint>
 #include <cstring>
 
-namespace tersor::model {
+namespace tersor {
 namespace {
 
 std::string hex(std::span<const std::byte> bytes) {
@@ -66,4 +66,4 @@ std::string in_quotes(std::string_view text) {
   return result;
 }
 
-}  // namespace tersor::model
+}  // namespace tersor

@@ -1,13 +1,15 @@
-#include "model/safetensors.h"
+#include "base/safetensors.h"
 
 #include <algorithm>
 #include <cstring>
+#include <fstream>
 #include <map>
+#include <nlohmann/json.hpp>
 
-#include "model/safetensors_header.h"
-#include "model/sniff.h"
+#include "base/safetensors_header.h"
+#include "base/sniff.h"
 
-namespace tersor::model::safetensors {
+namespace tersor::safetensors {
 namespace {
 
 constexpr uint64_t kMaxHeader = 100'000'000;    // of the format's own reader
@@ -49,7 +51,8 @@ File::File(const std::filesystem::path& path) : file_(path) {
   if (header > kMaxHeader || header > bytes.size() - 8)
     throw Error(place + ": the header should have " + std::to_string(header) + " bytes, but the file has " + std::to_string(bytes.size()) +
                 "; it is damaged or an incomplete download, fetch it again");
-  auto entries = parse_header({reinterpret_cast<const char*>(bytes.data()) + 8, header}, place);
+  auto [entries, metadata] = parse_header({reinterpret_cast<const char*>(bytes.data()) + 8, header}, place);
+  metadata_ = std::move(metadata);
   for (auto& entry : entries) tensors_.push_back(place_tensor(entry, bytes.subspan(8 + header), place));
   std::sort(tensors_.begin(), tensors_.end(), [](const Tensor& a, const Tensor& b) { return a.data.data() < b.data.data(); });
   for (size_t i = 1; i < tensors_.size(); ++i)
@@ -57,4 +60,30 @@ File::File(const std::filesystem::path& path) : file_(path) {
       throw Error(place + ": tensors " + in_quotes(tensors_[i - 1].name) + " and " + in_quotes(tensors_[i].name) + " overlap; the file is damaged");
 }
 
-}  // namespace tersor::model::safetensors
+const Tensor* File::find(const std::string& name) const {
+  const auto found = std::find_if(tensors_.begin(), tensors_.end(), [&](const Tensor& tensor) { return tensor.name == name; });
+  return found == tensors_.end() ? nullptr : &*found;
+}
+
+void write(const std::filesystem::path& path, std::span<const Tensor> tensors, const std::map<std::string, std::string>& metadata) {
+  nlohmann::ordered_json header = nlohmann::ordered_json::object();
+  if (!metadata.empty()) header["__metadata__"] = metadata;
+  uint64_t offset = 0;
+  for (const Tensor& tensor : tensors) {
+    header[tensor.name] = {{"dtype", tensor.dtype}, {"shape", tensor.shape}, {"data_offsets", {offset, offset + tensor.data.size()}}};
+    offset += tensor.data.size();
+  }
+  std::string text = header.dump();
+  text.resize((text.size() + 7) / 8 * 8, ' ');   // tensor data starts aligned
+  write_atomically(path, [&](const std::filesystem::path& target) {
+    std::ofstream file(target, std::ios::binary | std::ios::trunc);
+    const uint64_t size = text.size();
+    file.write(reinterpret_cast<const char*>(&size), sizeof size);
+    file.write(text.data(), static_cast<std::streamsize>(text.size()));
+    for (const Tensor& tensor : tensors) file.write(reinterpret_cast<const char*>(tensor.data.data()), static_cast<std::streamsize>(tensor.data.size()));
+    file.close();
+    if (!file) throw Error(path.string() + ": cannot be written (disk full, or no permission?)");
+  });
+}
+
+}  // namespace tersor::safetensors

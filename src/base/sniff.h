@@ -6,7 +6,7 @@
 #include <string>
 #include <string_view>
 
-namespace tersor::model {
+namespace tersor {
 
 /// What the first bytes look like: "an HTML page", "a git-lfs pointer", ...; with the remedy where there is one.
 std::string describe_content(std::span<const std::byte> bytes);
@@ -25,4 +25,4 @@ std::string shape_text(const Dims& dims) {
   return text + "]";
 }
 
-}  // namespace tersor::model
+}  // namespace tersor

@@ -2,11 +2,12 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <string>
 #include <string_view>
 #include <vector>
 
-namespace tersor::model::safetensors {
+namespace tersor::safetensors {
 
 struct Entry {
   std::string name, dtype;
@@ -14,8 +15,13 @@ struct Entry {
   unsigned seen = 0;                     // bits: dtype, shape, data_offsets
 };
 
+struct Header {
+  std::vector<Entry> entries;
+  std::map<std::string, std::string> metadata;
+};
+
 /// Throws Error "PLACE: ..." unless the text is {"NAME": {"dtype": "..", "shape": [..], "data_offsets": [.., ..]}, ...} with an
 /// optional "__metadata__" of strings, names and keys occurring once.
-std::vector<Entry> parse_header(std::string_view text, const std::string& place);
+Header parse_header(std::string_view text, const std::string& place);
 
-}  // namespace tersor::model::safetensors
+}  // namespace tersor::safetensors

@@ -1,12 +1,13 @@
-#include "model/safetensors_header.h"
+#include "base/safetensors_header.h"
 
+#include <map>
 #include <nlohmann/json.hpp>
 #include <set>
 
-#include "model/sniff.h"
+#include "base/sniff.h"
 #include "tersor/base.h"
 
-namespace tersor::model::safetensors {
+namespace tersor::safetensors {
 namespace {
 
 using Json = nlohmann::json;
@@ -15,9 +16,10 @@ using Json = nlohmann::json;
 class Handler : public nlohmann::json_sax<Json> {
  public:
   explicit Handler(const std::string& place) : place_(place) {}
-  std::vector<Entry> take() { return std::move(entries_); }
+  Header take() { return {std::move(entries_), std::move(texts_)}; }
 
-  bool null() override { return unexpected("null"); }
+  // MLX writes "__metadata__": null when there is none.
+  bool null() override { return (depth_ == 1 && metadata_) || unexpected("null"); }
   bool boolean(bool) override { return unexpected("a boolean"); }
   bool number_integer(number_integer_t) override { return unexpected("a negative number"); }
   bool number_float(number_float_t, const string_t&) override { return unexpected("a number that is not whole"); }
@@ -31,7 +33,10 @@ class Handler : public nlohmann::json_sax<Json> {
   }
 
   bool string(string_t& value) override {
-    if (depth_ == 2 && metadata_) return true;
+    if (depth_ == 2 && metadata_) {
+      texts_[key_] = value;
+      return true;
+    }
     if (depth_ != 2 || key_ != "dtype") return unexpected("a string");
     entries_.back().dtype = value;
     return true;
@@ -97,6 +102,7 @@ class Handler : public nlohmann::json_sax<Json> {
 
   const std::string& place_;
   std::vector<Entry> entries_;
+  std::map<std::string, std::string> texts_;
   std::set<std::string> names_;
   std::string key_;
   std::vector<uint64_t>* list_ = nullptr;
@@ -106,10 +112,10 @@ class Handler : public nlohmann::json_sax<Json> {
 
 }  // namespace
 
-std::vector<Entry> parse_header(std::string_view text, const std::string& place) {
+Header parse_header(std::string_view text, const std::string& place) {
   Handler handler(place);
   Json::sax_parse(text, &handler);
   return handler.take();
 }
 
-}  // namespace tersor::model::safetensors
+}  // namespace tersor::safetensors
