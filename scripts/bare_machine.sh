@@ -52,7 +52,7 @@ copy_network_settings() {
 
 mount_kernel_folders() {
   mount -t proc proc "$bare/proc"
-  mount --bind /dev "$bare/dev"
+  mount --rbind /dev "$bare/dev"
 }
 
 # Only the settings a person would have: no variable of the caller's shell but those for proxies and certificates.
