@@ -10,15 +10,17 @@ results=$root/$folder/test-results
 rm -rf "$results"
 mkdir -p "$results"
 
+status=0
 # Each GoogleTest program leaves its own report in the folder, so that its cases can be counted one by one.
 GTEST_OUTPUT=json:$results/ ctest --test-dir "$folder" --output-on-failure --no-tests=error --output-junit "$results/ctest.xml" ||
-  say "ctest reported failures"
+  status=$?
 
 reports=("$results/ctest.xml")
 if [ "$preset" = release ]; then
   reports+=("$results/pytest.xml")
   # -qq: the closing line is ours.
   TERSOR_BUILD=$root/$folder .venv/bin/python -m pytest tests/python -qq -p no:cacheprovider --junitxml="$results/pytest.xml" ||
-    say "pytest reported failures"
+    status=$?
 fi
-python3 scripts/test_summary.py "${reports[@]}"
+python3 scripts/test_summary.py "${reports[@]}" || status=1
+[ $status = 0 ]
