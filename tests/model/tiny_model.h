@@ -42,6 +42,7 @@ class TinyModel {
     if (!config.tied_head) linear(data, "lm_head", config.vocab, config.hidden, false);
     for (int i = 0; i < config.layers; ++i) layer(data, "model.layers." + std::to_string(i) + ".");
     for (char c : kAlphabet) data.tokenizer.tokens.emplace_back(1, c);
+    data.tokenizer.pretokenizer.push_back({});  // byte level
     data.identity = {{"family", config.family}, {"layers", std::to_string(config.layers)}};
     data.format = "memory";
     return data;

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cmath>
 #include <numbers>
+#include <ostream>
 #include <random>
 
 #include "model/reference_transformer.h"
@@ -58,6 +59,8 @@ struct Variant {
   const char* name;
   void (*change)(Config&);
 };
+
+void PrintTo(const Variant& variant, std::ostream* out) { *out << variant.name; }
 
 class Variants : public ::testing::TestWithParam<Variant> {
  protected:
