@@ -20,7 +20,7 @@ namespace {
 void check_ids(const int64_t* ids, size_t count, size_t rows) {
   for (size_t i = 0; i < count; ++i)
     if (ids[i] < 0 || static_cast<size_t>(ids[i]) >= rows)
-      throw std::invalid_argument("[embed] id " + std::to_string(ids[i]) + " is outside the table of " + std::to_string(rows) + " rows");
+      throw std::runtime_error("[embed] id " + std::to_string(ids[i]) + " is outside the table of " + std::to_string(rows) + " rows");
 }
 
 // Rows `ids` of the matrix to out [count, in] of type `type`.

@@ -41,7 +41,7 @@ TEST(Embed, IdsOutsideTheTableThrow) {
   std::mt19937 rng(3);
   const LinearWeight w = random_weight(rng, 8, 32, 50, 32, mx::float16);
   for (const int id : {50, -1, 2147483647}) {
-    EXPECT_THROW(mx::eval(embed(mx::array({3, id}), w, mx::float32)), std::invalid_argument) << id;
+    EXPECT_THROW(mx::eval(embed(mx::array({3, id}), w, mx::float32)), std::runtime_error) << id;  // as MLX passes on what a stream throws
     EXPECT_THROW(composed::embed(mx::array({3, id}), w, mx::float32, {}), std::invalid_argument) << id;
   }
   EXPECT_THROW(embed(mx::array({0.5f}), w, mx::float32), std::invalid_argument);

@@ -4,6 +4,8 @@
 // multiplied with a copy of x that was brought into that order and scaled by the place's power of two beforehand: and, convert,
 // multiply-add, nothing else. The sum over a vector is scaled per lane (lanes of one vector belong to several groups), and the group
 // biases meet the group sums of x once a row.
+#include <algorithm>
+
 #include "kernels/cpu/code_pieces.h"
 #include "kernels/cpu/linear.h"
 
@@ -20,6 +22,9 @@ namespace tersor::kernels {
 constexpr size_t kWeightRows = 4;  // weight rows that go together: enough sums at once to hide the multiply-add's latency
 
 constexpr size_t round16(size_t n) { return (n + 15) & ~size_t{15}; }
+// Weight rows whose scales are converted at a time: many, so that they are not read back at once, but few enough for the
+// first-level cache.
+constexpr size_t scale_rows(size_t groups) { return std::clamp<size_t>(512 / groups / kWeightRows, 1, 8) * kWeightRows; }
 constexpr int slots_of(int bits) {
   switch (bits) {
     case 2: return CodePieces<2>::kSlots;
@@ -120,22 +125,23 @@ struct Inputs {
   size_t ldx;                  // floats from one row of x to the next, in pieces and in sums
 };
 
-// Adds one vector of words of kR weight rows times kM rows of x.
-template <int kBits, size_t kR, size_t kM>
-HWY_INLINE void DotStep(const VU (&words)[kR], const Inputs& in, size_t v, size_t phase, const float* scales, VF (&acc)[kR][kM]) {
+// Adds one vector of words of kR weight rows times kM rows of x. D is the full vector or, for short ends of rows, its half; the
+// tables are laid out for full vectors either way.
+template <int kBits, size_t kR, size_t kM, class D>
+HWY_INLINE void DotStep(D d, const hn::Vec<hn::Repartition<uint32_t, D>> (&words)[kR], const Inputs& in, size_t v, size_t phase,
+                        const float* scales, hn::Vec<D> (&acc)[kR][kM]) {
   using Pieces = CodePieces<kBits>;
-  const DF d;
-  const DU du;
-  const DI di;
-  VF sum[kR][kM];
+  const hn::Repartition<uint32_t, D> du;
+  const hn::Repartition<int32_t, D> di;
+  hn::Vec<D> sum[kR][kM];
   const float* x = in.pieces + v * Pieces::kSlots * kLanes;
 #pragma GCC unroll 16
   for (int s = 0; s < Pieces::kSlots; ++s) {
     const bool top = s + 1 == Pieces::kSlots;
-    VF q[kR];
+    hn::Vec<D> q[kR];
 #pragma GCC unroll 4
     for (size_t r = 0; r < kR; ++r) {
-      VU code = top ? hn::ShiftRight<Pieces::kTopShift>(words[r]) : words[r];
+      auto code = top ? hn::ShiftRight<Pieces::kTopShift>(words[r]) : words[r];
       if (Pieces::kUniform) {
         if (!top) code = hn::And(code, hn::Set(du, ((1u << kBits) - 1) << (s * kBits % 32)));
       } else {
@@ -145,7 +151,7 @@ HWY_INLINE void DotStep(const VU (&words)[kR], const Inputs& in, size_t v, size_
     }
 #pragma GCC unroll 4
     for (size_t m = 0; m < kM; ++m) {
-      const VF xv = hn::Load(d, x + m * in.ldx + s * kLanes);
+      const auto xv = hn::Load(d, x + m * in.ldx + s * kLanes);
 #pragma GCC unroll 4
       for (size_t r = 0; r < kR; ++r) sum[r][m] = s ? hn::MulAdd(q[r], xv, sum[r][m]) : hn::Mul(q[r], xv);
     }
@@ -154,23 +160,78 @@ HWY_INLINE void DotStep(const VU (&words)[kR], const Inputs& in, size_t v, size_
   const size_t first = static_cast<size_t>(in.first[v]);
 #pragma GCC unroll 4
   for (size_t r = 0; r < kR; ++r) {
-    const VF scale = hn::TableLookupLanes(hn::LoadU(d, scales + r * in.groups + first), lanes);
+    const auto scale = hn::TableLookupLanes(hn::LoadU(d, scales + r * in.groups + first), lanes);
 #pragma GCC unroll 4
     for (size_t m = 0; m < kM; ++m) acc[r][m] = hn::MulAdd(sum[r][m], scale, acc[r][m]);
   }
 }
 
-// The n < kLanes words at `from`, zeros behind them.
-HWY_INLINE VU LoadWords(const uint32_t* from, size_t n) {
-  const DU du;
+// The first n words at `from`, zeros behind them.
+template <class D>
+HWY_INLINE hn::Vec<D> LoadWords(D d, const uint32_t* from, size_t n) {
+  if (n == hn::Lanes(d)) return hn::LoadU(d, from);
   if constexpr (kMaskedLoads) {
-    return hn::MaskedLoad(hn::FirstN(du, n), du, from);
+    return hn::MaskedLoad(hn::FirstN(d, n), d, from);
   } else {
     alignas(64) uint32_t words[kLanes] = {};
     for (size_t i = 0; i < n; ++i) words[i] = from[i];
-    return hn::Load(du, words);
+    return hn::Load(d, words);
   }
 }
+
+// The end of each row, fewer words than a vector holds: in half a vector where that is enough and vectors are long.
+template <int kBits, size_t kR, size_t kM>
+HWY_INLINE void DotTail(const uint32_t* HWY_RESTRICT weight, size_t rest, const Inputs& in, size_t v, size_t phase, const float* HWY_RESTRICT scales,
+                        VF (&acc)[kR][kM]) {
+  const DF d;
+  if constexpr (kLanes == 16) {
+    if (rest <= kLanes / 2) {
+      const hn::Half<DF> half;
+      hn::Vec<hn::Half<DU>> words[kR];
+      hn::Vec<hn::Half<DF>> sums[kR][kM];
+#pragma GCC unroll 4
+      for (size_t r = 0; r < kR; ++r) {
+        words[r] = LoadWords(hn::Half<DU>(), weight + r * in.words + v * kLanes, rest);
+#pragma GCC unroll 4
+        for (size_t m = 0; m < kM; ++m) sums[r][m] = hn::Zero(half);
+      }
+      DotStep<kBits, kR, kM>(half, words, in, v, phase, scales, sums);
+#pragma GCC unroll 4
+      for (size_t r = 0; r < kR; ++r)
+#pragma GCC unroll 4
+        for (size_t m = 0; m < kM; ++m) acc[r][m] = hn::Add(acc[r][m], hn::ZeroExtendVector(d, sums[r][m]));
+      return;
+    }
+  }
+  VU words[kR];
+  for (size_t r = 0; r < kR; ++r) words[r] = LoadWords(DU(), weight + r * in.words + v * kLanes, rest);
+  DotStep<kBits, kR, kM>(d, words, in, v, phase, scales, acc);
+}
+
+// The four sums over the lanes of a, b, c and d, to out[0..4).
+#if HWY_TARGET == HWY_SCALAR
+HWY_INLINE void StoreFourSums(DF, VF a, VF b, VF c, VF d, float* HWY_RESTRICT out) {
+  out[0] = hn::GetLane(a), out[1] = hn::GetLane(b), out[2] = hn::GetLane(c), out[3] = hn::GetLane(d);
+}
+#else
+template <class D, class V = hn::Vec<D>>
+HWY_INLINE V SumOfBlocks(D d, V v) {  // of the 128-bit blocks, in the first one
+  constexpr size_t lanes = hn::MaxLanes(D());
+  if constexpr (lanes == 16) v = hn::Add(v, hn::ConcatUpperUpper(d, v, v));
+  if constexpr (lanes >= 8) v = hn::Add(v, hn::SwapAdjacentBlocks(v));
+  return v;
+}
+HWY_INLINE void StoreFourSums(DF df, VF a, VF b, VF c, VF d, float* HWY_RESTRICT out) {
+  const hn::Repartition<uint64_t, DF> d64;  // pairs of floats
+  const VF ab = hn::Add(hn::InterleaveLower(df, a, b), hn::InterleaveUpper(df, a, b));
+  const VF cd = hn::Add(hn::InterleaveLower(df, c, d), hn::InterleaveUpper(df, c, d));
+  const auto low = hn::InterleaveLower(d64, hn::BitCast(d64, ab), hn::BitCast(d64, cd));
+  const auto high = hn::InterleaveUpper(d64, hn::BitCast(d64, ab), hn::BitCast(d64, cd));
+  alignas(64) float sums[kLanes];  // a, b, c, d in every block
+  hn::Store(SumOfBlocks(df, hn::Add(hn::BitCast(df, low), hn::BitCast(df, high))), df, sums);
+  for (size_t i = 0; i < 4; ++i) out[i] = sums[i];
+}
+#endif
 
 // out[m * ldo + r] = weight row r times x row m. `scales` and `biases` have in.groups floats a row and kLanes spare ones behind.
 template <int kBits, size_t kR, size_t kM>
@@ -194,21 +255,27 @@ HWY_NOINLINE void DotBlock(const uint32_t* HWY_RESTRICT weight, const float* HWY
       hwy::Prefetch(at + 2 * kWeightRows * in.words);
       words[r] = hn::LoadU(du, at);
     }
-    DotStep<kBits, kR, kM>(words, in, v, phase, scales, acc);
+    DotStep<kBits, kR, kM>(d, words, in, v, phase, scales, acc);
   }
-  if (const size_t rest = in.words - v * kLanes; rest) {
-    for (size_t r = 0; r < kR; ++r) words[r] = LoadWords(weight + r * in.words + v * kLanes, rest);
-    DotStep<kBits, kR, kM>(words, in, v, phase, scales, acc);
-  }
+  if (const size_t rest = in.words - v * kLanes; rest) DotTail<kBits, kR, kM>(weight, rest, in, v, phase, scales, acc);
+#pragma GCC unroll 1
   for (size_t g = 0; g < in.groups; g += kLanes) {
     const auto valid = hn::FirstN(d, std::min(kLanes, in.groups - g));
+#pragma GCC unroll 4
     for (size_t r = 0; r < kR; ++r) {
       const VF bias = hn::IfThenElseZero(valid, hn::LoadU(d, biases + r * in.groups + g));
+#pragma GCC unroll 4
       for (size_t m = 0; m < kM; ++m) acc[r][m] = hn::MulAdd(bias, hn::Load(d, in.sums + m * in.ldx + g), acc[r][m]);
     }
   }
-  for (size_t r = 0; r < kR; ++r)
-    for (size_t m = 0; m < kM; ++m) out[m * ldo + r] = hn::GetLane(hn::SumOfLanes(d, acc[r][m]));
+#pragma GCC unroll 4
+  for (size_t m = 0; m < kM; ++m) {
+    if constexpr (kR == 4) {
+      StoreFourSums(d, acc[0][m], acc[1][m], acc[2][m], acc[3][m], out + m * ldo);
+    } else {
+      for (size_t r = 0; r < kR; ++r) out[m * ldo + r] = hn::GetLane(hn::SumOfLanes(d, acc[r][m]));
+    }
+  }
 }
 
 // All rows of x, four, two or one at a time, with kR weight rows.
@@ -242,19 +309,25 @@ void Quantized(const LinearMatrix& m, const float* prepared, size_t rows, size_t
   const PreparedLayout layout(m, rows);
   const Inputs in{layout.words,        layout.groups, layout.first(prepared), layout.lane(prepared), layout.pieces(prepared, 0),
                   layout.sums(prepared, 0), layout.row};
-  float* scales = scratch;
-  float* biases = scratch + round16(kWeightRows * layout.groups + kLanes);
+  const size_t batch = scale_rows(layout.groups);
+  float* const all_scales = scratch;
+  float* const all_biases = scratch + round16(batch * layout.groups + 16);
   const auto* weight = static_cast<const uint32_t*>(m.weight) + first * layout.words;
-  for (size_t i = 0; i < count;) {
-    const size_t take = count - i >= kWeightRows ? kWeightRows : 1;
-    ToFloat(m.scale_type, m.scales, (first + i) * layout.groups, scales, take * layout.groups);
-    ToFloat(m.bias_type, m.biases, (first + i) * layout.groups, biases, take * layout.groups);
-    if (take == kWeightRows) {
-      DotRows<kBits, kWeightRows>(weight + i * layout.words, scales, biases, in, rows, out + i, ldo);
-    } else {
-      DotRows<kBits, 1>(weight + i * layout.words, scales, biases, in, rows, out + i, ldo);
+  for (size_t done = 0; done < count; done += batch) {
+    const size_t now = std::min(batch, count - done);
+    ToFloat(m.scale_type, m.scales, (first + done) * layout.groups, all_scales, now * layout.groups);
+    ToFloat(m.bias_type, m.biases, (first + done) * layout.groups, all_biases, now * layout.groups);
+    for (size_t i = 0; i < now;) {
+      const uint32_t* row = weight + (done + i) * layout.words;
+      const float *scales = all_scales + i * layout.groups, *biases = all_biases + i * layout.groups;
+      if (now - i >= kWeightRows) {
+        DotRows<kBits, kWeightRows>(row, scales, biases, in, rows, out + done + i, ldo);
+        i += kWeightRows;
+      } else {
+        DotRows<kBits, 1>(row, scales, biases, in, rows, out + done + i, ldo);
+        ++i;
+      }
     }
-    i += take;
   }
 }
 
@@ -373,7 +446,9 @@ void linear_prepare(const LinearMatrix& matrix, Dtype x_type, const void* x, siz
 }
 
 size_t linear_few_rows_scratch(const LinearMatrix& matrix) {
-  return matrix.bits ? 2 * round16(kWeightRows * PreparedLayout(matrix, 1).groups + 16) : 0;
+  if (!matrix.bits) return 0;
+  const size_t groups = PreparedLayout(matrix, 1).groups;
+  return 2 * round16(scale_rows(groups) * groups + 16);
 }
 
 void linear_few_rows(const LinearMatrix& matrix, const float* prepared, size_t rows, size_t first, size_t count, float* out, size_t ldo,
