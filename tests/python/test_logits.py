@@ -1,0 +1,70 @@
+"""Logits against mlx_lm on the same weights, float32 on both sides, with an uncompressed float32 cache."""
+
+import mlx.core as mx
+import numpy as np
+import pytest
+import reference
+import tiny_models
+
+CHUNKS = [None, 1, 7, 64]   # None: all tokens in one piece
+TINY_TOLERANCE = 2e-4
+SMOLLM2_TOLERANCE = 2e-3
+
+
+@pytest.fixture
+def logits(tersor, tmp_path):
+    def run(model, tokens, chunk=None):
+        out = tmp_path / "logits.npy"
+        ids = ",".join(map(str, tokens))
+        chunk = chunk or len(tokens)
+        tersor("logits", "--model", model, "--tokens", ids, "--all", "--dtype", "f32", "--kv", "full", "--chunk", chunk, "--out", out)
+        return np.load(out)
+
+    return run
+
+
+def random_tokens(count, vocabulary, seed=7):
+    return np.random.default_rng(seed).integers(0, vocabulary, count).tolist()
+
+
+def compare(ours, theirs, tolerance, what):
+    assert ours.dtype == np.float32 and ours.shape == theirs.shape
+    difference = np.abs(ours - theirs).max()
+    print(f"{what}: largest difference {difference:.2e}, logits up to {np.abs(theirs).max():.1f}")
+    assert difference <= tolerance, what
+
+
+@pytest.mark.parametrize("tied", [True, False], ids=["tied", "untied"])
+@pytest.mark.parametrize("quantisation", tiny_models.QUANTISATIONS)
+@pytest.mark.parametrize("family", tiny_models.FAMILIES)
+def test_tiny_models(logits, tmp_path, family, quantisation, tied):
+    config = tiny_models.config_of(family, tied)
+    folder = tiny_models.write_model(tmp_path / "model", config, tiny_models.QUANTISATIONS[quantisation])
+    tokens = random_tokens(100, tiny_models.VOCAB)
+    expected = reference.logits_of_folder(folder, tokens)
+    assert np.abs(expected).max() > 1, "logits near zero would prove nothing"
+    for chunk in CHUNKS:
+        compare(logits(folder, tokens, chunk), expected, TINY_TOLERANCE, f"{family} {quantisation} chunk {chunk}")
+
+
+@pytest.mark.parametrize("dtype", [mx.float16, mx.bfloat16], ids=["f16", "bf16"])
+@pytest.mark.parametrize("quantisation", ["dense", "4bit-32"])
+@pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3"])
+def test_stored_in_16_bits(logits, tmp_path, family, quantisation, dtype):
+    config = tiny_models.config_of(family, True)
+    folder = tiny_models.write_model(tmp_path / "model", config, tiny_models.QUANTISATIONS[quantisation], dtype)
+    tokens = random_tokens(40, tiny_models.VOCAB)
+    compare(logits(folder, tokens, 16), reference.logits_of_folder(folder, tokens), TINY_TOLERANCE, f"{family} {quantisation} {dtype}")
+
+
+@pytest.fixture(scope="module")
+def smollm2_reference(smollm2):
+    tokens = random_tokens(256, 49152)
+    return tokens, reference.logits_of_gguf(smollm2, tokens)
+
+
+@pytest.mark.parametrize("chunk", CHUNKS)
+def test_smollm2(logits, smollm2, smollm2_reference, chunk):
+    tokens, expected = smollm2_reference
+    assert expected.shape == (256, 49152)
+    compare(logits(smollm2, tokens, chunk), expected, SMOLLM2_TOLERANCE, f"SmolLM2 chunk {chunk}")
