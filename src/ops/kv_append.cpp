@@ -43,7 +43,7 @@ class KvAppend : public mx::Primitive {
 
   void eval_cpu(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs) override {
     auto& encoder = mx::cpu::get_command_encoder(stream());
-    const mx::array k = contiguous_rows(inputs[0]), v = contiguous_rows(inputs[1]);
+    const mx::array k = contiguous_rows(inputs[0], encoder), v = contiguous_rows(inputs[1], encoder);
     encoder.add_temporaries({k, v});
     std::vector<kernels::KvEncode> jobs;
     for (size_t i = 0; i < targets_.size(); ++i) {
@@ -75,6 +75,17 @@ class KvAppend : public mx::Primitive {
   RowShape keys_, values_;
 };
 
+// Writes run side by side, so no two may share a slab.
+void check_writes(std::span<const KvWrite> writes, int64_t tokens) {
+  for (size_t i = 0; i < writes.size(); ++i) {
+    const KvWrite& write = writes[i];
+    if (write.at < 0 || write.count < 0 || write.at + write.count > write.slab->capacity || write.begin < 0 || write.begin + write.count > tokens)
+      throw std::invalid_argument("[kv_append] write outside the slab or the new tokens");
+    for (size_t j = 0; j < i; ++j)
+      if (writes[j].slab == write.slab) throw std::invalid_argument("[kv_append] two writes to one slab; merge them or append twice");
+  }
+}
+
 }  // namespace
 
 KvSlab KvSlab::make(std::shared_ptr<const KvFormat> format, int64_t capacity, int64_t first) {
@@ -95,6 +106,7 @@ void kv_append(std::span<const KvWrite> writes, const mx::array& k, const mx::ar
   if (keys.batch != format.batch || values.batch != format.batch || keys.tokens != values.tokens)
     throw std::invalid_argument("[kv_append] k and v must have the cache's batch size " + std::to_string(format.batch) + " and equally many tokens");
   dtype_of(k, "kv_append"), dtype_of(v, "kv_append");
+  check_writes(writes, keys.tokens);
   if (!choice.fast) {
     kv_append_composed(writes, k, v, s);
     return;
@@ -103,8 +115,6 @@ void kv_append(std::span<const KvWrite> writes, const mx::array& k, const mx::ar
   std::vector<mx::Shape> shapes;
   std::vector<Target> targets;
   for (const KvWrite& write : writes) {
-    if (write.at < 0 || write.at + write.count > write.slab->capacity || write.begin < 0 || write.begin + write.count > keys.tokens)
-      throw std::invalid_argument("[kv_append] write outside the slab or the new tokens");
     inputs.push_back(write.slab->data);
     shapes.push_back(write.slab->data.shape());
     targets.push_back({write.slab->format, write.slab->capacity, write.begin, write.count, write.at});

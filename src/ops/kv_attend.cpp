@@ -70,7 +70,7 @@ class KvAttend : public mx::Primitive {
   void eval_cpu(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs) override {
     auto& encoder = mx::cpu::get_command_encoder(stream());
     for (auto& output : outputs) output.set_data(mx::allocator::malloc(output.nbytes()));
-    const mx::array q = contiguous_rows(inputs[0]);
+    const mx::array q = contiguous_rows(inputs[0], encoder);
     encoder.add_temporary(q);
     kernels::KvAttend p = params(q, outputs[0]);
     std::vector<kernels::KvSegment> segments;

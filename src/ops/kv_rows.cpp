@@ -1,10 +1,9 @@
 #include "ops/kv_rows.h"
 
-#include <mlx/allocator.h>
-
-#include <cstring>
 #include <sstream>
 #include <stdexcept>
+
+#include "ops/contiguous.h"
 
 namespace tersor::ops {
 
@@ -42,21 +41,8 @@ kernels::KvRows rows_of(const mx::array& x, const RowShape& shape) {
   return rows;
 }
 
-mx::array contiguous_rows(const mx::array& x) {
-  if (x.strides().back() == 1 || x.shape().back() == 1) return x;
-  mx::array copy(x.shape(), x.dtype(), nullptr, {});
-  copy.set_data(mx::allocator::malloc(copy.nbytes()));
-  const size_t item = x.itemsize();
-  const char* from = x.data<char>();
-  char* to = copy.data<char>();
-  std::vector<int64_t> index(x.ndim(), 0);
-  for (size_t n = 0; n < x.size(); ++n, to += item) {
-    int64_t at = 0;
-    for (size_t axis = 0; axis < x.ndim(); ++axis) at += index[axis] * x.strides()[axis];
-    std::memcpy(to, from + at * static_cast<int64_t>(item), item);
-    for (size_t axis = x.ndim(); axis-- > 0 && ++index[axis] == x.shape(static_cast<int>(axis));) index[axis] = 0;
-  }
-  return copy;
+mx::array contiguous_rows(const mx::array& x, mx::cpu::CommandEncoder& encoder) {
+  return x.strides().back() == 1 || x.shape().back() == 1 ? x : row_contiguous(x, encoder);
 }
 
 Dtype dtype_of(const mx::array& x, const std::string& op) {

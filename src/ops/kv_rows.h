@@ -2,6 +2,7 @@
 #pragma once
 
 #include <mlx/array.h>
+#include <mlx/backend/cpu/encoder.h>
 
 #include <optional>
 #include <string>
@@ -23,8 +24,8 @@ struct RowShape {
 /// For eval: rows of an evaluated array. Its last axis must be contiguous (see contiguous_rows).
 kernels::KvRows rows_of(const mx::array& x, const RowShape& shape);
 
-/// For eval: x itself, or an evaluated row-contiguous copy when its last axis is strided.
-mx::array contiguous_rows(const mx::array& x);
+/// For eval: x itself, or, when its last axis is strided, a row-contiguous copy that the encoder makes when x has been computed.
+mx::array contiguous_rows(const mx::array& x, mx::cpu::CommandEncoder& encoder);
 
 Dtype dtype_of(const mx::array& x, const std::string& op);   // throws std::invalid_argument unless f32, f16 or bf16
 mx::Dtype mlx_dtype(Dtype type);
