@@ -146,18 +146,24 @@ inline void SoftCap(float* row, float cap) {
   for (int i = 0; i < kTile; i += static_cast<int>(hn::Lanes(d))) hn::StoreU(hn::Mul(c, hn::Tanh(d, hn::Mul(hn::LoadU(d, row + i), inverse))), d, row + i);
 }
 
-// Adds the mask to scores [lo, hi) of one row; `token` is the position of score 0.
+// What the mask adds to a score.
+inline float MaskValue(const KvAttend& p, int64_t at) {
+  switch (p.mask_kind) {
+    case MaskKind::none: return 0;
+    case MaskKind::boolean: return static_cast<const bool*>(p.mask)[at] ? 0 : kMinusInfinity;
+    case MaskKind::f16: return half_to_float(static_cast<const uint16_t*>(p.mask)[at]);
+    case MaskKind::bf16: return bfloat_to_float(static_cast<const uint16_t*>(p.mask)[at]);
+    case MaskKind::f32: return static_cast<const float*>(p.mask)[at];
+  }
+  return 0;
+}
+
+// Adds the mask to scores [lo, hi) of one row; `token` is the position of score 0. Minus infinity hides a score, even NaN.
 inline void ApplyMask(const KvAttend& p, float* row, int64_t batch, int64_t head, int64_t query, int64_t token, int64_t lo, int64_t hi) {
   const int64_t base = batch * p.mask_strides[0] + head * p.mask_strides[1] + query * p.mask_strides[2];
   for (int64_t i = lo; i < hi; ++i) {
-    const int64_t at = base + (token + i) * p.mask_strides[3];
-    switch (p.mask_kind) {
-      case MaskKind::none: return;
-      case MaskKind::boolean: if (!static_cast<const bool*>(p.mask)[at]) row[i] = kMinusInfinity; break;
-      case MaskKind::f16: row[i] += half_to_float(static_cast<const uint16_t*>(p.mask)[at]); break;
-      case MaskKind::bf16: row[i] += bfloat_to_float(static_cast<const uint16_t*>(p.mask)[at]); break;
-      case MaskKind::f32: row[i] += static_cast<const float*>(p.mask)[at]; break;
-    }
+    const float value = MaskValue(p, base + (token + i) * p.mask_strides[3]);
+    row[i] = value == kMinusInfinity ? value : row[i] + value;
   }
 }
 
