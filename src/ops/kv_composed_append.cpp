@@ -34,7 +34,8 @@ CodeBlocks encode_turboquant(const codec::Layout& layout, const mx::array& y, mx
   const codec::Codec& codec = *layout.codec;
   const mx::array zero(0.0f);
   const mx::array norm2 = mx::sum(mx::square(y, s), 3, true, s);
-  const mx::array inverse = mx::sqrt(mx::divide(mx::array(static_cast<float>(layout.dim)), mx::maximum(norm2, mx::array(1e-37f), s), s), s);
+  // Below 1e-30 the stored scalar is 0; the quotient must stay finite, or 0 would become NaN.
+  const mx::array inverse = mx::sqrt(mx::divide(mx::array(static_cast<float>(layout.dim)), mx::maximum(norm2, mx::array(1e-30f), s), s), s);
   const mx::array scaled = mx::multiply(y, inverse, s);
   mx::array codes = mx::zeros(y.shape(), mx::uint8, s);
   for (const float threshold : codec.thresholds()) codes = mx::add(codes, mx::astype(mx::greater(scaled, mx::array(threshold), s), mx::uint8, s), s);

@@ -118,7 +118,8 @@ void QuantiseLevels(const codec::Codec& codec, const float* x, uint8_t* codes, f
       const auto v = hn::Load(d, x + i * kBatch + lane);
       sum = hn::MulAdd(v, v, sum);
     }
-    const auto scale = hn::Sqrt(hn::Div(hn::Set(d, static_cast<float>(dim)), hn::Max(sum, hn::Set(d, 1e-37f))));
+    // Below this the stored scalar is 0; the quotient must not become infinite, or 0 would become NaN.
+    const auto scale = hn::Sqrt(hn::Div(hn::Set(d, static_cast<float>(dim)), hn::Max(sum, hn::Set(d, 1e-30f))));
     for (size_t i = 0; i < dim; ++i) {
       const auto v = hn::Load(d, x + i * kBatch + lane), y = hn::Mul(v, scale);
       auto code = hn::Zero(di);
