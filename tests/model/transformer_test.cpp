@@ -196,6 +196,10 @@ TEST(Transformer, SaysWhatRuns) {
   const auto choices = model.choices();
   for (const char* op : {"linear", "rms_norm", "rope"})
     EXPECT_TRUE(std::any_of(choices.begin(), choices.end(), [&](const auto& c) { return c.op == op && !c.kernel.empty(); })) << op;
+  // The uncompressed cache is what others are compared with: it must not be slow for want of a kernel.
+  for (const char* spec : {"full", "affine:4,group=32", "turboquant:4"})
+    for (const auto& choice : model.make_cache(cache::KvSpec::parse(spec)).choices())
+      EXPECT_TRUE(choice.fast) << choice.op << " of " << spec << ": " << choice.reason;
   for (const auto& choice : Transformer(tiny_model(tiny_config()), ops::Policy::forbid).choices()) EXPECT_FALSE(choice.fast) << choice.op;
 }
 

@@ -1,4 +1,7 @@
-"""Logits against mlx_lm on the same weights, float32 on both sides, with an uncompressed float32 cache."""
+"""Logits against mlx_lm on the same weights, float32 on both sides, with an uncompressed float32 cache.
+
+The kernels are required, so that a silent fall-back to composed operations cannot pass for them; one test forbids them.
+"""
 
 import mlx.core as mx
 import numpy as np
@@ -13,11 +16,12 @@ SMOLLM2_TOLERANCE = 2e-3
 
 @pytest.fixture
 def logits(tersor, tmp_path):
-    def run(model, tokens, chunk=None):
+    def run(model, tokens, chunk=None, kernels="require"):
         out = tmp_path / "logits.npy"
         ids = ",".join(map(str, tokens))
         chunk = chunk or len(tokens)
-        tersor("logits", "--model", model, "--tokens", ids, "--all", "--dtype", "f32", "--kv", "full", "--chunk", chunk, "--out", out)
+        how = ["--dtype", "f32", "--kv", "full", "--chunk", chunk, "--kernels", kernels]
+        tersor("logits", "--model", model, "--tokens", ids, "--all", *how, "--out", out)
         return np.load(out)
 
     return run
@@ -45,6 +49,15 @@ def test_tiny_models(logits, tmp_path, family, quantisation, tied):
     assert np.abs(expected).max() > 1, "logits near zero would prove nothing"
     for chunk in CHUNKS:
         compare(logits(folder, tokens, chunk), expected, TINY_TOLERANCE, f"{family} {quantisation} chunk {chunk}")
+
+
+@pytest.mark.parametrize("quantisation", ["dense", "mixed"])
+@pytest.mark.parametrize("family", tiny_models.FAMILIES)
+def test_composed_operations(logits, tmp_path, family, quantisation):
+    folder = tiny_models.write_model(tmp_path / "model", tiny_models.config_of(family, True), tiny_models.QUANTISATIONS[quantisation])
+    tokens = random_tokens(70, tiny_models.VOCAB)
+    ours = logits(folder, tokens, 32, kernels="forbid")
+    compare(ours, reference.logits_of_folder(folder, tokens), TINY_TOLERANCE, f"{family} {quantisation} composed")
 
 
 @pytest.mark.parametrize("dtype", [mx.float16, mx.bfloat16], ids=["f16", "bf16"])
