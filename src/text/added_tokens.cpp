@@ -33,7 +33,7 @@ size_t last_char(std::string_view text) {
 struct AddedTokens::Walk {
   std::string_view text;
   bool specials, others;
-  size_t done = 0;   // everything before is in out
+  size_t done = 0;  // everything before is in out
   std::vector<Span>& out;
 };
 
@@ -41,7 +41,8 @@ AddedTokens::AddedTokens(std::span<const TokenizerData::Added> tokens) : tokens_
   for (size_t index = 0; index < tokens_.size(); ++index) {
     const std::string& content = tokens_[index].content;
     if (content.empty()) throw Error("added token " + std::to_string(tokens_[index].id) + " is empty");
-    if (content.size() > kLongest) throw Error("added token " + std::to_string(tokens_[index].id) + " is longer than " + std::to_string(kLongest) + " bytes");
+    if (content.size() > kLongest)
+      throw Error("added token " + std::to_string(tokens_[index].id) + " is longer than " + std::to_string(kLongest) + " bytes");
     first_byte_[static_cast<uint8_t>(content[0])] = true;
     uint64_t node = 0;
     for (const char byte : content) {

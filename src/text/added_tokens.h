@@ -17,7 +17,7 @@ namespace tersor::text {
 /// A run of text, or one token found in it.
 struct Span {
   size_t start, end;
-  int32_t id = -1;   // -1: text
+  int32_t id = -1;  // -1: text
 };
 
 /// Finds the tokens of one set: from left to right, the longest at each place; matches do not overlap.
@@ -38,7 +38,7 @@ class AddedTokens {
   void split_windows(std::string_view text, std::span<const std::pair<size_t, size_t>> windows, std::vector<Span>& out) const;
 
  private:
-  struct Walk;   // one pass over a text
+  struct Walk;  // one pass over a text
   /// Longest token at text[at], its index, or -1.
   int64_t longest_at(std::string_view text, size_t at, size_t limit) const;
   void scan(Walk& walk, size_t from, size_t to) const;
@@ -46,8 +46,8 @@ class AddedTokens {
   bool stands_alone(std::string_view text, size_t start, size_t end) const;
 
   std::vector<TokenizerData::Added> tokens_;
-  FlatMap edges_;                        // node, byte -> node
-  std::vector<int64_t> token_of_node_;   // index into tokens_, or -1
+  FlatMap edges_;                       // node, byte -> node
+  std::vector<int64_t> token_of_node_;  // index into tokens_, or -1
   bool first_byte_[256] = {};
 };
 

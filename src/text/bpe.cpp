@@ -18,8 +18,10 @@ bool later(const Bpe::Scratch::Candidate& a, const Bpe::Scratch::Candidate& b) {
 
 }  // namespace
 
-Bpe::Bpe(const TokenizerData& data, const IdOf& id_of) : merges_(data.merges.size()), unk_(data.unk.value_or(-1)), fuse_unk_(data.fuse_unk) {
-  for (int byte = 0; byte < 256; ++byte) byte_ids_[static_cast<size_t>(byte)] = id_of(byte_level_char(static_cast<uint8_t>(byte))).value_or(-1);
+Bpe::Bpe(const TokenizerData& data, const IdOf& id_of)
+    : merges_(data.merges.size()), unk_(data.unk.value_or(-1)), fuse_unk_(data.fuse_unk) {
+  for (int byte = 0; byte < 256; ++byte)
+    byte_ids_[static_cast<size_t>(byte)] = id_of(byte_level_char(static_cast<uint8_t>(byte))).value_or(-1);
   if (data.merges.size() >= std::numeric_limits<uint32_t>::max()) throw Error("there are too many merges");
   for (size_t rank = 0; rank < data.merges.size(); ++rank) {
     const auto& [left, right] = data.merges[rank];
@@ -58,7 +60,8 @@ void Bpe::offer(Scratch& scratch, int32_t at) const {
 }
 
 void Bpe::encode(std::string_view bytes, Scratch& scratch, std::vector<int32_t>& ids) const {
-  if (bytes.size() > static_cast<size_t>(std::numeric_limits<int32_t>::max())) throw Error("a piece of the text is larger than 2 GiB; split the text");
+  if (bytes.size() > static_cast<size_t>(std::numeric_limits<int32_t>::max()))
+    throw Error("a piece of the text is larger than 2 GiB; split the text");
   auto& symbols = scratch.symbols;
   auto& queue = scratch.queue;
   start(bytes, symbols);
@@ -85,7 +88,8 @@ void Bpe::encode(std::string_view bytes, Scratch& scratch, std::vector<int32_t>&
     if (left.previous >= 0) push(left.previous);
     push(best.at);
   }
-  for (int32_t at = symbols.empty() ? -1 : 0; at >= 0; at = symbols[static_cast<size_t>(at)].next) ids.push_back(symbols[static_cast<size_t>(at)].id);
+  for (int32_t at = symbols.empty() ? -1 : 0; at >= 0; at = symbols[static_cast<size_t>(at)].next)
+    ids.push_back(symbols[static_cast<size_t>(at)].id);
 }
 
 }  // namespace tersor::text

@@ -20,11 +20,11 @@ class Bpe {
 
   struct Scratch {
     struct Symbol {
-      int32_t id, previous, next;   // neighbours, -1: none
+      int32_t id, previous, next;  // neighbours, -1: none
     };
     struct Candidate {
       uint32_t rank;
-      int32_t at;        // index of the left symbol
+      int32_t at;  // index of the left symbol
       int32_t merged, left, right;
     };
     std::vector<Symbol> symbols;
@@ -37,8 +37,8 @@ class Bpe {
   void start(std::string_view bytes, std::vector<Scratch::Symbol>& symbols) const;
   void offer(Scratch& scratch, int32_t at) const;
 
-  std::array<int32_t, 256> byte_ids_;   // -1: the byte has no token
-  FlatMap merges_;                      // left id, right id -> rank, merged id
+  std::array<int32_t, 256> byte_ids_;  // -1: the byte has no token
+  FlatMap merges_;                     // left id, right id -> rank, merged id
   int32_t unk_ = -1;
   bool fuse_unk_ = false;
 };

@@ -9,7 +9,7 @@ namespace {
 
 struct Alphabet {
   std::array<std::string, 256> of_byte;
-  std::array<int, 0x144> of_char;   // all characters of the alphabet are below U+0144; -1: none
+  std::array<int, 0x144> of_char;  // all characters of the alphabet are below U+0144; -1: none
 
   Alphabet() {
     of_char.fill(-1);

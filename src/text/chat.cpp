@@ -32,7 +32,8 @@ void need_special(const Tokenizer& tokenizer, ChatFormat format, std::initialize
   for (const std::string_view content : contents) {
     const auto id = tokenizer.id_of(content);
     if (!id || !tokenizer.is_special(*id))
-      throw Error("the tokenizer has no special token " + std::string(content) + ", which the chat format " + std::string(name_of(format)) + " needs");
+      throw Error("the tokenizer has no special token " + std::string(content) + ", which the chat format " + std::string(name_of(format)) +
+                  " needs");
   }
 }
 
@@ -72,15 +73,18 @@ void thinking_reply(Parts& parts, std::string_view content, bool after_last_ques
 
 void render_chatml(Parts& parts, const ChatStyle& style, std::span<const Message> messages, bool continuation) {
   if (continuation) mark(parts, "<|im_end|>\n");
-  if (!continuation && !has_system(messages) && style.default_system) mark(parts, "<|im_start|>system\n" + *style.default_system + "<|im_end|>\n");
+  if (!continuation && !has_system(messages) && style.default_system)
+    mark(parts, "<|im_start|>system\n" + *style.default_system + "<|im_end|>\n");
   size_t last_question = messages.size() - 1;
   for (size_t i = 0; i < messages.size(); ++i) {
     if (messages[i].role == "user") last_question = i;
   }
   for (size_t i = 0; i < messages.size(); ++i) {
     const auto content = trimmed(messages[i].content, style.trim);
-    if (style.drops_thinking && messages[i].role == "assistant") thinking_reply(parts, content, i > last_question, i + 1 == messages.size());
-    else chatml_block(parts, messages[i].role, "", content);
+    if (style.drops_thinking && messages[i].role == "assistant")
+      thinking_reply(parts, content, i > last_question, i + 1 == messages.size());
+    else
+      chatml_block(parts, messages[i].role, "", content);
   }
   mark(parts, "<|im_start|>assistant\n");
 }
@@ -111,15 +115,16 @@ void render_llama3(Parts& parts, const ChatStyle& style, std::span<const Message
 void check_mistral_order(std::span<const Message> messages) {
   for (size_t i = 0; i < messages.size(); ++i) {
     if (messages[i].role != (i % 2 == 0 ? "user" : "assistant"))
-      throw Error("the mistral chat format takes user and assistant messages in turn, after at most one system message; message " + std::to_string(i) +
-                  " of these is from " + messages[i].role);
+      throw Error("the mistral chat format takes user and assistant messages in turn, after at most one system message; message " +
+                  std::to_string(i) + " of these is from " + messages[i].role);
   }
 }
 
 void render_mistral(Parts& parts, const ChatStyle& style, std::span<const Message> messages, bool continuation, const std::string& eos) {
   using System = ChatStyle::System;
   const bool given = has_system(messages);
-  if (given && (continuation || style.system == System::refused)) throw Error("this chat format (mistral) takes no system message here; put it into the user's message");
+  if (given && (continuation || style.system == System::refused))
+    throw Error("this chat format (mistral) takes no system message here; put it into the user's message");
   if (continuation) mark(parts, eos + style.reply_after);
   std::string_view system = given ? std::string_view(messages[0].content) : std::string_view();
   if (!given && !continuation && style.default_system) system = *style.default_system;
@@ -188,7 +193,8 @@ ChatFormat recognise_chat(std::string_view chat_template) {
     return qwen ? ChatFormat::qwen : ChatFormat::chatml;
   }
   // Llama 2 writes its system line between <<SYS>> marks.
-  if (contains(chat_template, "[INST]") && contains(chat_template, "[/INST]") && !contains(chat_template, "<<SYS>>")) return ChatFormat::mistral;
+  if (contains(chat_template, "[INST]") && contains(chat_template, "[/INST]") && !contains(chat_template, "<<SYS>>"))
+    return ChatFormat::mistral;
   return ChatFormat::none;
 }
 
@@ -197,7 +203,8 @@ std::vector<int32_t> apply_chat(const Tokenizer& tokenizer, ChatFormat format, s
   const ChatStyle style = chat_style(tokenizer.data().chat_template);
   Parts parts;
   switch (format) {
-    case ChatFormat::none: throw Error("the model has no chat template that is known (chatml, llama3, mistral, qwen); give the prompt as plain text");
+    case ChatFormat::none:
+      throw Error("the model has no chat template that is known (chatml, llama3, mistral, qwen); give the prompt as plain text");
     case ChatFormat::chatml:
     case ChatFormat::qwen:
       need_special(tokenizer, format, {"<|im_start|>", "<|im_end|>"});

@@ -20,9 +20,12 @@ void take_default_system(const std::vector<TemplateTag>& tags, ChatStyle& style)
   if (!style.default_system) style.default_system = literal_between(tags, "<|start_header_id|>system<|end_header_id|>\n\n", "<|eot_id|>");
   if (style.default_system) return;
   for (const LiteralPlace& literal : template_literals(tags)) {
-    if (literal.tag->kind != TemplateTag::Kind::statement || !literal.before().ends_with("system_message=") || literal.text().empty()) continue;
-    if (literal.after().starts_with("+")) style.default_system_unknown = true;
-    else style.default_system = literal.text();
+    if (literal.tag->kind != TemplateTag::Kind::statement || !literal.before().ends_with("system_message=") || literal.text().empty())
+      continue;
+    if (literal.after().starts_with("+"))
+      style.default_system_unknown = true;
+    else
+      style.default_system = literal.text();
     return;
   }
 }

@@ -20,12 +20,15 @@ void check_depth(std::string_view text, std::string_view place) {
   for (size_t i = 0; i < text.size(); ++i) {
     const char c = text[i];
     if (in_string) {
-      if (c == '\\') ++i;
-      else if (c == '"') in_string = false;
+      if (c == '\\')
+        ++i;
+      else if (c == '"')
+        in_string = false;
     } else if (c == '"') {
       in_string = true;
     } else if (c == '{' || c == '[') {
-      if (++depth > kDeepest) throw Error(std::string(place) + ": nests deeper than " + std::to_string(kDeepest) + " levels at byte " + std::to_string(i));
+      if (++depth > kDeepest)
+        throw Error(std::string(place) + ": nests deeper than " + std::to_string(kDeepest) + " levels at byte " + std::to_string(i));
     } else if (c == '}' || c == ']') {
       --depth;
     }
@@ -50,9 +53,7 @@ json parse_json(std::string_view text, std::string_view place) {
     return json::parse(text, check);
   } catch (const json::parse_error& error) {
     throw Error(std::string(place) + ": is not valid JSON at byte " + std::to_string(error.byte) + "; the file may be incomplete");
-  } catch (const json::exception&) {
-    throw Error(std::string(place) + ": is not JSON that can be read (a number is out of range)");
-  }
+  } catch (const json::exception&) { throw Error(std::string(place) + ": is not JSON that can be read (a number is out of range)"); }
 }
 
 void JsonNode::fail(std::string_view what) const { throw Error(place_ + ": " + std::string(what)); }
@@ -100,7 +101,8 @@ int64_t JsonNode::integer(int64_t low, int64_t high) const {
   if (!value_->is_number_integer()) fail("is not a whole number");
   const bool huge = value_->is_number_unsigned() && value_->get<uint64_t>() > static_cast<uint64_t>(INT64_MAX);
   const int64_t number = huge ? INT64_MAX : value_->get<int64_t>();
-  if (huge || number < low || number > high) fail("is " + value_->dump() + ", outside " + std::to_string(low) + " to " + std::to_string(high));
+  if (huge || number < low || number > high)
+    fail("is " + value_->dump() + ", outside " + std::to_string(low) + " to " + std::to_string(high));
   return number;
 }
 

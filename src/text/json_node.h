@@ -20,9 +20,9 @@ class JsonNode {
   const nlohmann::json& value() const { return *value_; }
   const std::string& place() const { return place_; }
 
-  JsonNode at(std::string_view key) const;                     // a member that must be there
-  std::optional<JsonNode> find(std::string_view key) const;    // none when absent or null
-  JsonNode item(size_t index) const;                           // of an array
+  JsonNode at(std::string_view key) const;                   // a member that must be there
+  std::optional<JsonNode> find(std::string_view key) const;  // none when absent or null
+  JsonNode item(size_t index) const;                         // of an array
   size_t array_size() const;
   const nlohmann::json& object() const;
   const std::string& string() const;
@@ -32,7 +32,7 @@ class JsonNode {
   std::string string_or(std::string_view key, std::string_view otherwise) const;
   bool boolean_or(std::string_view key, bool otherwise) const;
 
-  [[noreturn]] void fail(std::string_view what) const;         // "place: what"
+  [[noreturn]] void fail(std::string_view what) const;  // "place: what"
 
  private:
   const nlohmann::json* value_;

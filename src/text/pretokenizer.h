@@ -25,7 +25,7 @@ class Pretokenizer {
   struct Scratch {
     Regex::Scratch regex;
     std::vector<std::string_view> pieces, next;
-    std::deque<std::string> owned;   // pieces that are no part of the text
+    std::deque<std::string> owned;  // pieces that are no part of the text
   };
   /// The pieces of a non-empty text, in scratch.pieces; they point into the text or into scratch.owned.
   void split(std::string_view text, Scratch& scratch) const;
@@ -33,7 +33,7 @@ class Pretokenizer {
  private:
   using Behaviour = TokenizerData::Step::Behaviour;
   struct Step {
-    std::vector<Regex> regex;   // none or one
+    std::vector<Regex> regex;  // none or one
     Behaviour behaviour = Behaviour::isolated;
     bool invert = false, add_prefix_space = false;
   };

@@ -48,7 +48,7 @@ Regex::Scratch::~Scratch() = default;
 
 struct Regex::Impl {
   Owned<pcre2_code, pcre2_code_free> code;
-  std::string shown;   // for messages
+  std::string shown;  // for messages
 };
 
 Regex::Regex(std::string_view pattern, Syntax syntax) : impl_(std::make_unique<Impl>()) {
@@ -81,7 +81,8 @@ void Regex::for_each(std::string_view text, Scratch& scratch, const std::functio
     if (rc == PCRE2_ERROR_NOMATCH) return;
     if (rc < 0) throw Error("the pre-tokenizer pattern " + impl_->shown + " failed on this text: " + message_of(rc));
     const size_t start = range[0], end = range[1];
-    if (end < start || end < at) throw Error("the pre-tokenizer pattern " + impl_->shown + " moves a match's start or end with \\K, which is not supported");
+    if (end < start || end < at)
+      throw Error("the pre-tokenizer pattern " + impl_->shown + " moves a match's start or end with \\K, which is not supported");
     if (end > start) {
       found(start, end);
       at = last_end = end;

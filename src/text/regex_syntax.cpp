@@ -7,15 +7,19 @@ namespace {
 
 // Contents of a character class. PCRE2's own \s also takes U+180E, and its \w leaves out marks.
 constexpr std::string_view kSpace = "\\x09-\\x0d\\x{85}\\p{Z}";
-constexpr std::string_view kWord = "\\p{L}\\p{M}\\p{Nd}\\p{Nl}\\p{Pc}\\x{24b6}-\\x{24e9}\\x{1f130}-\\x{1f149}\\x{1f150}-\\x{1f169}\\x{1f170}-\\x{1f189}"
-                                   "\\x{b2}\\x{b3}\\x{b9}\\x{bc}-\\x{be}";   // of the other numbers only Latin-1's
+constexpr std::string_view kWord =
+    "\\p{L}\\p{M}\\p{Nd}\\p{Nl}\\p{Pc}\\x{24b6}-\\x{24e9}\\x{1f130}-\\x{1f149}\\x{1f150}-\\x{1f169}\\x{1f170}-\\x{1f189}"
+    "\\x{b2}\\x{b3}\\x{b9}\\x{bc}-\\x{be}";  // of the other numbers only Latin-1's
 constexpr std::string_view kHex = "0-9a-fA-F";
 
 std::string_view class_of(char letter) {
   switch (letter) {
-    case 's': case 'S': return kSpace;
-    case 'w': case 'W': return kWord;
-    case 'h': case 'H': return kHex;
+    case 's':
+    case 'S': return kSpace;
+    case 'w':
+    case 'W': return kWord;
+    case 'h':
+    case 'H': return kHex;
     default: return {};
   }
 }
@@ -38,7 +42,7 @@ size_t escape(std::string_view pattern, std::string_view text, bool in_class, st
   } else if (!negated) {
     out += members;
   } else if (text[1] == 'S') {
-    out += "\\S";   // differs from the other engine's for U+180E only
+    out += "\\S";  // differs from the other engine's for U+180E only
   } else {
     refuse(pattern, "\\W or \\H inside a character class");
   }
@@ -68,7 +72,7 @@ std::string ruby_to_pcre(std::string_view pattern) {
     if (in_class) {
       if (rest.starts_with("&&")) refuse(pattern, "the intersection of character classes");
       if (rest[0] == '[' && !rest.starts_with("[:")) refuse(pattern, "a character class inside another");
-      if (rest.starts_with("[:")) {   // a POSIX name, up to its own ":]"
+      if (rest.starts_with("[:")) {  // a POSIX name, up to its own ":]"
         const size_t end = rest.find(":]");
         if (end == std::string_view::npos) refuse(pattern, "a character class inside another");
         out += rest.substr(0, end + 2);
@@ -81,7 +85,7 @@ std::string ruby_to_pcre(std::string_view pattern) {
       const size_t head = rest.starts_with("[^") ? 2 : 1;
       out += rest.substr(0, head);
       at += head;
-      if (rest.substr(head).starts_with("]")) {   // a bracket that stands first is a member
+      if (rest.substr(head).starts_with("]")) {  // a bracket that stands first is a member
         out += "\\]";
         ++at;
       }

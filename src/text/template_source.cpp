@@ -16,8 +16,10 @@ size_t take_literal(std::string_view text, size_t at, TemplateTag& tag) {
   const char quote = text[at++];
   std::string literal;
   for (; at < text.size() && text[at] != quote; ++at) {
-    if (text[at] == '\\' && at + 1 < text.size()) literal.push_back(unescaped(text[++at]));
-    else literal.push_back(text[at]);
+    if (text[at] == '\\' && at + 1 < text.size())
+      literal.push_back(unescaped(text[++at]));
+    else
+      literal.push_back(text[at]);
   }
   tag.code.push_back(kLiteral);
   tag.literals.push_back(std::move(literal));

@@ -15,7 +15,7 @@ struct TemplateTag {
   Kind kind;
   /// The code without white space; each string literal is the character kLiteral, x['content'] reads x.content. For text: one kLiteral.
   std::string code;
-  std::vector<std::string> literals;   // with escapes resolved
+  std::vector<std::string> literals;  // with escapes resolved
 };
 inline constexpr char kLiteral = '$';
 
@@ -25,7 +25,7 @@ std::vector<TemplateTag> template_tags(std::string_view source);
 /// A string literal next to a stretch of code: `index` counts the literals of the tag.
 struct LiteralPlace {
   const TemplateTag* tag;
-  size_t index, at;   // `at`: of kLiteral in tag->code
+  size_t index, at;  // `at`: of kLiteral in tag->code
   const std::string& text() const { return tag->literals[index]; }
   std::string_view before() const { return std::string_view(tag->code).substr(0, at); }
   std::string_view after() const { return std::string_view(tag->code).substr(at + 1); }

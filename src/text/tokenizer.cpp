@@ -27,10 +27,10 @@ struct StringHash {
 
 struct Tokenizer::Impl {
   TokenizerData data;
-  std::unordered_map<std::string_view, int32_t> ids;   // of all tokens
-  std::vector<int8_t> kind;                            // by id: 0 ordinary, 1 added, 2 special
-  AddedTokens as_written, normalized;                  // found before, and after, the text is normalised
-  AddedTokens markup;                                  // all special ones, for templates
+  std::unordered_map<std::string_view, int32_t> ids;  // of all tokens
+  std::vector<int8_t> kind;                           // by id: 0 ordinary, 1 added, 2 special
+  AddedTokens as_written, normalized;                 // found before, and after, the text is normalised
+  AddedTokens markup;                                 // all special ones, for templates
   Pretokenizer pretokenizer;
   std::unique_ptr<Bpe> bpe;
 
@@ -48,7 +48,7 @@ struct Tokenizer::Impl {
   struct Call {
     Pretokenizer::Scratch pieces;
     Bpe::Scratch bpe;
-    std::unordered_map<std::string, std::pair<uint32_t, uint32_t>, StringHash, std::equal_to<>> cache;   // piece -> range of cached_ids
+    std::unordered_map<std::string, std::pair<uint32_t, uint32_t>, StringHash, std::equal_to<>> cache;  // piece -> range of cached_ids
     std::vector<int32_t> cached_ids, out;
   };
   void encode_piece(std::string_view piece, Call& call) const;
@@ -72,7 +72,8 @@ Tokenizer::Impl::Impl(TokenizerData from) : data(std::move(from)), pretokenizer(
 
 void Tokenizer::Impl::check_id(std::optional<int32_t> id, const char* what) const {
   if (id && (*id < 0 || static_cast<size_t>(*id) >= data.tokens.size()))
-    throw Error(std::string("the ") + what + " token's id " + std::to_string(*id) + " is outside the vocabulary of " + std::to_string(data.tokens.size()));
+    throw Error(std::string("the ") + what + " token's id " + std::to_string(*id) + " is outside the vocabulary of " +
+                std::to_string(data.tokens.size()));
 }
 
 void Tokenizer::Impl::take_added() {
@@ -100,7 +101,7 @@ void Tokenizer::Impl::take_vocabulary() {
   ids.reserve(data.tokens.size());
   for (size_t id = 0; id < data.tokens.size(); ++id) {
     const std::string& token = data.tokens[id];
-    if (token.empty()) continue;   // an id that nothing uses
+    if (token.empty()) continue;  // an id that nothing uses
     const auto [place, fresh] = ids.emplace(token, static_cast<int32_t>(id));
     if (!fresh) throw Error("the token " + show(token) + " has two ids, " + std::to_string(place->second) + " and " + std::to_string(id));
   }
@@ -118,8 +119,10 @@ void Tokenizer::Impl::encode_piece(std::string_view piece, Call& call) const {
   const size_t before = call.out.size();
   std::optional<int32_t> whole;
   if (data.ignore_merges) whole = id_of(byte_level_encode(piece));
-  if (whole && kind[static_cast<size_t>(*whole)] == 0) call.out.push_back(*whole);
-  else bpe->encode(piece, call.bpe, call.out);
+  if (whole && kind[static_cast<size_t>(*whole)] == 0)
+    call.out.push_back(*whole);
+  else
+    bpe->encode(piece, call.bpe, call.out);
   if (!cacheable || call.cache.size() >= kMostCached) return;
   const auto start = static_cast<uint32_t>(call.cached_ids.size());
   call.cached_ids.insert(call.cached_ids.end(), call.out.begin() + static_cast<std::ptrdiff_t>(before), call.out.end());
@@ -131,8 +134,10 @@ void Tokenizer::Impl::encode_run(std::string_view text, bool specials, Call& cal
   std::string changed;
   if (data.nfc) text = changed = to_nfc(text);
   std::vector<Span> spans;
-  if (normalized.empty()) spans.push_back({0, text.size()});
-  else normalized.split(text, specials, spans);
+  if (normalized.empty())
+    spans.push_back({0, text.size()});
+  else
+    normalized.split(text, specials, spans);
   for (const Span& span : spans) {
     if (span.id >= 0) {
       call.out.push_back(span.id);
@@ -148,8 +153,10 @@ void Tokenizer::Impl::encode_unmarked(std::string_view text, bool specials, Call
   std::vector<Span> spans;
   as_written.split(text, specials, spans);
   for (const Span& span : spans) {
-    if (span.id >= 0) call.out.push_back(span.id);
-    else encode_run(text.substr(span.start, span.end - span.start), specials, call);
+    if (span.id >= 0)
+      call.out.push_back(span.id);
+    else
+      encode_run(text.substr(span.start, span.end - span.start), specials, call);
   }
 }
 
@@ -179,8 +186,10 @@ std::vector<int32_t> Tokenizer::encode_parts(std::span<const Part> parts) const 
   std::vector<Span> spans;
   if (!text.empty()) impl_->markup.split_windows(text, windows, spans);
   for (const Span& span : spans) {
-    if (span.id >= 0) call.out.push_back(span.id);
-    else impl_->encode_unmarked(std::string_view(text).substr(span.start, span.end - span.start), false, call);
+    if (span.id >= 0)
+      call.out.push_back(span.id);
+    else
+      impl_->encode_unmarked(std::string_view(text).substr(span.start, span.end - span.start), false, call);
   }
   return std::move(call.out);
 }

@@ -20,7 +20,8 @@ bool ignores_merges(std::string_view pre) {
 std::optional<int32_t> checked_id(std::optional<int64_t> id, size_t count, std::string_view place, std::string_view key) {
   if (!id) return std::nullopt;
   if (*id < 0 || static_cast<uint64_t>(*id) >= count)
-    throw Error(std::string(place) + ": tokenizer.ggml." + std::string(key) + " is " + std::to_string(*id) + ", outside the vocabulary of " + std::to_string(count));
+    throw Error(std::string(place) + ": tokenizer.ggml." + std::string(key) + " is " + std::to_string(*id) +
+                ", outside the vocabulary of " + std::to_string(count));
   return static_cast<int32_t>(*id);
 }
 
@@ -30,7 +31,8 @@ void take_merges(const std::vector<std::string>& merges, std::string_view place,
     // The alphabet has no space, so that the first one after the first character separates.
     const size_t space = merges[rank].find(' ', 1);
     if (merges[rank].empty() || space == std::string::npos || space + 1 == merges[rank].size())
-      throw Error(std::string(place) + ": tokenizer.ggml.merges[" + std::to_string(rank) + "] is " + show(merges[rank]) + ", not two tokens");
+      throw Error(std::string(place) + ": tokenizer.ggml.merges[" + std::to_string(rank) + "] is " + show(merges[rank]) +
+                  ", not two tokens");
     data.merges.emplace_back(merges[rank].substr(0, space), merges[rank].substr(space + 1));
   }
 }
@@ -38,10 +40,13 @@ void take_merges(const std::vector<std::string>& merges, std::string_view place,
 void take_types(const std::vector<int32_t>& types, std::string_view place, TokenizerData& data) {
   if (types.empty()) return;
   if (types.size() != data.tokens.size())
-    throw Error(std::string(place) + ": tokenizer.ggml.token_type has " + std::to_string(types.size()) + " entries for " + std::to_string(data.tokens.size()) + " tokens");
+    throw Error(std::string(place) + ": tokenizer.ggml.token_type has " + std::to_string(types.size()) + " entries for " +
+                std::to_string(data.tokens.size()) + " tokens");
   for (size_t id = 0; id < types.size(); ++id) {
     const int32_t type = types[id];
-    if (type < 0 || type > kByte) throw Error(std::string(place) + ": tokenizer.ggml.token_type[" + std::to_string(id) + "] is " + std::to_string(type) + ", which is no type");
+    if (type < 0 || type > kByte)
+      throw Error(std::string(place) + ": tokenizer.ggml.token_type[" + std::to_string(id) + "] is " + std::to_string(type) +
+                  ", which is no type");
     if (type != kControl && type != kUserDefined && type != kUnknown) continue;
     if (data.tokens[id].empty()) continue;
     data.added.push_back({.id = static_cast<int32_t>(id), .content = data.tokens[id], .special = type != kUserDefined});
@@ -60,11 +65,9 @@ TokenizerData tokenizer_from_gguf(GgufTokenizer gguf, std::string_view place) {
   TokenizerData data;
   try {
     data.pretokenizer = pretokenizer_by_name(gguf.pre);
-  } catch (const Error& error) {
-    throw Error(std::string(place) + ": tokenizer.ggml.pre: " + error.what());
-  }
+  } catch (const Error& error) { throw Error(std::string(place) + ": tokenizer.ggml.pre: " + error.what()); }
   data.ignore_merges = ignores_merges(gguf.pre);
-  data.nfc = false;   // GGUF does not say, and llama.cpp does not normalise
+  data.nfc = false;  // GGUF does not say, and llama.cpp does not normalise
   data.tokens = std::move(gguf.tokens);
   take_merges(gguf.merges, place, data);
   take_types(gguf.token_type, place, data);

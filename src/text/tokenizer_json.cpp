@@ -25,7 +25,8 @@ std::string named(const JsonNode& node, std::string_view what) {
 
 void put_token(TokenizerData& data, const std::string& token, int64_t id, const JsonNode& where) {
   auto& place = data.tokens[static_cast<size_t>(id)];
-  if (!place.empty() && place != token) where.fail("the id " + std::to_string(id) + " belongs to " + show(place) + " and to " + show(token));
+  if (!place.empty() && place != token)
+    where.fail("the id " + std::to_string(id) + " belongs to " + show(place) + " and to " + show(token));
   place = token;
 }
 
@@ -65,7 +66,8 @@ void check_model(const JsonNode& model) {
   const std::string type = model.string_or("type", model.find("merges") ? "BPE" : "unknown");
   if (type == "Unigram") model.fail("the model Unigram is a SentencePiece tokenizer; " + std::string(kSentencePiece));
   if (type != "BPE") model.fail("the model " + show(type) + " is not supported, only byte-level BPE is");
-  if (model.boolean_or("byte_fallback", false)) model.fail("BPE with byte_fallback is a SentencePiece tokenizer; " + std::string(kSentencePiece));
+  if (model.boolean_or("byte_fallback", false))
+    model.fail("BPE with byte_fallback is a SentencePiece tokenizer; " + std::string(kSentencePiece));
   for (const std::string_view key : {"continuing_subword_prefix", "end_of_word_suffix"}) {
     if (!model.string_or(key, "").empty()) model.fail("BPE with " + std::string(key) + " is not supported");
   }
@@ -137,7 +139,8 @@ Step split_step(const JsonNode& node) {
                                                                       {"MergedWithNext", Behaviour::merged_with_next},
                                                                       {"Contiguous", Behaviour::contiguous}};
   const JsonNode behaviour = node.at("behavior");
-  const auto* found = std::find_if(std::begin(kNames), std::end(kNames), [&](const auto& known) { return known.first == behaviour.string(); });
+  const auto* found =
+      std::find_if(std::begin(kNames), std::end(kNames), [&](const auto& known) { return known.first == behaviour.string(); });
   if (found == std::end(kNames)) behaviour.fail("the behaviour " + show(behaviour.string()) + " is not known");
   step.behaviour = found->second;
   step.invert = node.boolean_or("invert", false);

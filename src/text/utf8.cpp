@@ -93,7 +93,8 @@ void append_utf8(std::string& out, char32_t value) {
 
 bool is_white_space(char32_t value) {
   return (value >= 0x09 && value <= 0x0d) || value == 0x20 || value == 0x85 || value == 0xa0 || value == 0x1680 ||
-         (value >= 0x2000 && value <= 0x200a) || value == 0x2028 || value == 0x2029 || value == 0x202f || value == 0x205f || value == 0x3000;
+         (value >= 0x2000 && value <= 0x200a) || value == 0x2028 || value == 0x2029 || value == 0x202f || value == 0x205f ||
+         value == 0x3000;
 }
 
 size_t leading_white_space(std::string_view text) { return leading(text, is_white_space); }
@@ -112,8 +113,10 @@ std::string show(std::string_view text) {
     const auto byte = static_cast<uint8_t>(c);
     char escaped[8];
     std::snprintf(escaped, sizeof escaped, "\\x%02x", byte);
-    if (byte < 0x20 || byte == 0x7f) out += escaped;
-    else out.push_back(c);
+    if (byte < 0x20 || byte == 0x7f)
+      out += escaped;
+    else
+      out.push_back(c);
   }
   return out + (text.size() > kMost ? "...\"" : "\"");
 }

@@ -22,7 +22,7 @@ size_t find_invalid_utf8(std::string_view text);
 
 void append_utf8(std::string& out, char32_t value);
 
-bool is_white_space(char32_t value);   // Unicode's White_Space
+bool is_white_space(char32_t value);  // Unicode's White_Space
 
 /// Bytes of white space at the start, and at the end, of a valid text.
 size_t leading_white_space(std::string_view text);

@@ -13,8 +13,10 @@ std::string chat_text(const Tokenizer& tokenizer, std::vector<Message> messages,
 
 TEST(Chat, DefaultSystemLineOnlyWithoutOne) {
   const Tokenizer tokenizer = small_tokenizer();
-  EXPECT_EQ(chat_text(tokenizer, {{"user", "x"}}), "<|im_start|>system\nhello<|im_end|>\n<|im_start|>user\nx<|im_end|>\n<|im_start|>assistant\n");
-  EXPECT_EQ(chat_text(tokenizer, {{"system", "y"}, {"user", "x"}}), "<|im_start|>system\ny<|im_end|>\n<|im_start|>user\nx<|im_end|>\n<|im_start|>assistant\n");
+  EXPECT_EQ(chat_text(tokenizer, {{"user", "x"}}),
+            "<|im_start|>system\nhello<|im_end|>\n<|im_start|>user\nx<|im_end|>\n<|im_start|>assistant\n");
+  EXPECT_EQ(chat_text(tokenizer, {{"system", "y"}, {"user", "x"}}),
+            "<|im_start|>system\ny<|im_end|>\n<|im_start|>user\nx<|im_end|>\n<|im_start|>assistant\n");
 }
 
 TEST(Chat, ContinuationClosesTheReply) {
@@ -31,7 +33,9 @@ TEST(Chat, ContentsAreNoMarkup) {
 
 TEST(Chat, RefusesWithAReason) {
   const Tokenizer tokenizer = small_tokenizer();
-  const auto refusal = [&](ChatFormat format, std::vector<Message> messages) { return error_of([&] { apply_chat(tokenizer, format, messages); }); };
+  const auto refusal = [&](ChatFormat format, std::vector<Message> messages) {
+    return error_of([&] { apply_chat(tokenizer, format, messages); });
+  };
   EXPECT_THAT(refusal(ChatFormat::none, {{"user", "x"}}), HasSubstr("no chat template"));
   EXPECT_THAT(refusal(ChatFormat::chatml, {}), HasSubstr("at least one message"));
   EXPECT_THAT(refusal(ChatFormat::chatml, {{"tool\n", "x"}}), HasSubstr("role"));
@@ -49,7 +53,8 @@ TEST(Chat, RecognisesFormats) {
   EXPECT_EQ(recognise_chat("'<|start_header_id|>' '<|eot_id|>'"), ChatFormat::llama3);
   EXPECT_EQ(recognise_chat("{{ '[INST] ' + x + ' [/INST]' }}"), ChatFormat::mistral);
   EXPECT_EQ(recognise_chat("{{ '[INST] <<SYS>>' + x + ' [/INST]' }}"), ChatFormat::none);
-  for (const char* broken : {"{{", "{%", "{#", "{{ '", "{{ '\\", "{{ '<|im_start|>", "}}", "{"}) EXPECT_EQ(recognise_chat(broken), ChatFormat::none);
+  for (const char* broken : {"{{", "{%", "{#", "{{ '", "{{ '\\", "{{ '<|im_start|>", "}}", "{"})
+    EXPECT_EQ(recognise_chat(broken), ChatFormat::none);
 }
 
 }  // namespace

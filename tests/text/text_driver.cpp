@@ -2,7 +2,8 @@
 //   text_driver TOKENIZER [CONFIG] MODE    TOKENIZER: tokenizer.json, or a file "*.gguf.json" with a GGUF's tokenizer fields
 // MODE encode | special | decode | chat. Standard input holds records, each a 4-byte little-endian length and that many bytes:
 // for encode and special a text, for decode ids separated by spaces, for chat a JSON object {"messages": [[role, content], ...],
-// "continuation": bool}. One line is printed a record: ids separated by spaces, or (decode) the bytes in hexadecimal; "! message" for an Error.
+// "continuation": bool}. One line is printed a record: ids separated by spaces, or (decode) the bytes in hexadecimal; "! message" for an
+// Error.
 #include <chrono>
 #include <cstdio>
 #include <cstring>
@@ -25,10 +26,16 @@ std::optional<int64_t> id_field(const json& fields, const char* key) {
 text::TokenizerData load(const std::string& path, const std::string& config) {
   if (!path.ends_with(".gguf.json")) return text::parse_tokenizer_json(read_file(path), config.empty() ? "" : read_file(config), path);
   const json fields = json::parse(read_file(path));
-  text::GgufTokenizer gguf{.model = fields.at("model"), .pre = fields.at("pre"), .tokens = fields.at("tokens"), .merges = fields.at("merges"),
-                           .token_type = fields.at("token_type"), .bos_token_id = id_field(fields, "bos_token_id"),
-                           .eos_token_id = id_field(fields, "eos_token_id"), .eot_token_id = id_field(fields, "eot_token_id"),
-                           .add_bos_token = fields.value("add_bos_token", false), .chat_template = fields.value("chat_template", "")};
+  text::GgufTokenizer gguf{.model = fields.at("model"),
+                           .pre = fields.at("pre"),
+                           .tokens = fields.at("tokens"),
+                           .merges = fields.at("merges"),
+                           .token_type = fields.at("token_type"),
+                           .bos_token_id = id_field(fields, "bos_token_id"),
+                           .eos_token_id = id_field(fields, "eos_token_id"),
+                           .eot_token_id = id_field(fields, "eot_token_id"),
+                           .add_bos_token = fields.value("add_bos_token", false),
+                           .chat_template = fields.value("chat_template", "")};
   return text::tokenizer_from_gguf(std::move(gguf), path);
 }
 
@@ -36,7 +43,8 @@ std::optional<std::string> next_record() {
   unsigned char size[4];
   if (!std::cin.read(reinterpret_cast<char*>(size), 4)) return std::nullopt;
   std::string record(size[0] | size[1] << 8 | size[2] << 16 | static_cast<size_t>(size[3]) << 24, '\0');
-  if (!std::cin.read(record.data(), static_cast<std::streamsize>(record.size()))) throw Error("standard input: the last record is incomplete");
+  if (!std::cin.read(record.data(), static_cast<std::streamsize>(record.size())))
+    throw Error("standard input: the last record is incomplete");
   return record;
 }
 
@@ -72,9 +80,7 @@ std::string answer(const text::Tokenizer& tokenizer, const std::string& mode, co
     if (mode == "chat") return chat(tokenizer, record);
     if (mode == "decode") return decode(tokenizer, record);
     return line_of(tokenizer.encode(record, mode == "special"));
-  } catch (const Error& error) {
-    return "! " + std::string(error.what());
-  }
+  } catch (const Error& error) { return "! " + std::string(error.what()); }
 }
 
 int run(int count, char** arguments) {

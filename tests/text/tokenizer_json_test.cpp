@@ -33,7 +33,8 @@ TEST(TokenizerJson, ReadsAllOfTheSmallOne) {
 }
 
 TEST(TokenizerJson, EveryRefusalNamesThePlace) {
-  EXPECT_THAT(refusal("/model/type", "Unigram"), AllOf(HasSubstr("dir/tokenizer.json.model"), HasSubstr("SentencePiece tokenizers are not supported yet")));
+  EXPECT_THAT(refusal("/model/type", "Unigram"),
+              AllOf(HasSubstr("dir/tokenizer.json.model"), HasSubstr("SentencePiece tokenizers are not supported yet")));
   EXPECT_THAT(refusal("/model/type", "WordPiece"), HasSubstr("\"WordPiece\" is not supported"));
   EXPECT_THAT(refusal("/model/byte_fallback", true), HasSubstr("SentencePiece tokenizers are not supported yet"));
   EXPECT_THAT(refusal("/model/vocab/a", "x"), HasSubstr("not a whole number"));
@@ -73,8 +74,9 @@ TEST(TokenizerJson, BrokenTextIsRefused) {
 
 TEST(TokenizerJson, BosFromTheTemplate) {
   json changed = small_json();
-  changed["post_processor"] = {{"type", "TemplateProcessing"},
-                               {"single", {{{"SpecialToken", {{"id", "<|im_start|>"}, {"type_id", 0}}}}, {{"Sequence", {{"id", "A"}, {"type_id", 0}}}}}}};
+  changed["post_processor"] = {
+      {"type", "TemplateProcessing"},
+      {"single", {{{"SpecialToken", {{"id", "<|im_start|>"}, {"type_id", 0}}}}, {{"Sequence", {{"id", "A"}, {"type_id", 0}}}}}}};
   const TokenizerData data = parse_tokenizer_json(changed.dump(), R"({"add_bos_token": false})", "t");
   EXPECT_TRUE(data.add_bos);
   EXPECT_EQ(data.bos, 263);
@@ -99,8 +101,10 @@ void mutate(json& node, std::mt19937& random) {
   if ((node.is_object() || node.is_array()) && !node.empty() && random() % 8 != 0) {
     auto child = node.begin();
     std::advance(child, random() % node.size());
-    if (random() % 10 == 0) node.erase(child);
-    else mutate(*child, random);
+    if (random() % 10 == 0)
+      node.erase(child);
+    else
+      mutate(*child, random);
     return;
   }
   node = random_value(random);

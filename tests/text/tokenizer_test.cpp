@@ -63,7 +63,7 @@ TEST(Tokenizer, PartsKeepMarkupAndContentApart) {
   const Ids ids = tokenizer.encode_parts(parts);
   EXPECT_EQ(std::count(ids.begin(), ids.end(), start), 1);
   EXPECT_EQ(ids[0], start);
-  EXPECT_EQ(ids[1], *tokenizer.id_of("hello"));   // text is joined before it is cut
+  EXPECT_EQ(ids[1], *tokenizer.id_of("hello"));  // text is joined before it is cut
   EXPECT_EQ(tokenizer.decode(ids, true), "<|im_start|>hello<|im_start|><|im_start|>");
 }
 
@@ -108,14 +108,24 @@ TEST(Tokenizer, AHostilePatternEndsInAnError) {
 }
 
 TEST(Pretokenizer, NamesAreKnownOrListed) {
-  for (const char* name : {"gpt-2", "gpt2", "smollm", "llama-bpe", "llama3", "llama-v3", "qwen2", "tekken"}) EXPECT_FALSE(pretokenizer_by_name(name).empty());
-  EXPECT_THAT(error_of([] { pretokenizer_by_name("nonsense"); }), testing::AllOf(HasSubstr("\"nonsense\""), HasSubstr("llama-bpe"), HasSubstr("qwen2")));
+  for (const char* name : {"gpt-2", "gpt2", "smollm", "llama-bpe", "llama3", "llama-v3", "qwen2", "tekken"})
+    EXPECT_FALSE(pretokenizer_by_name(name).empty());
+  EXPECT_THAT(error_of([] { pretokenizer_by_name("nonsense"); }),
+              testing::AllOf(HasSubstr("\"nonsense\""), HasSubstr("llama-bpe"), HasSubstr("qwen2")));
 }
 
 TEST(Gguf, RefusesWhatItCannotRead) {
   const TokenizerData base = small_tokenizer().data();
-  GgufTokenizer good{.model = "gpt2", .pre = "gpt-2", .tokens = base.tokens, .merges = {"h e"}, .token_type = {}, .bos_token_id = {}, .eos_token_id = 1, .eot_token_id = {},
-                     .add_bos_token = {}, .chat_template = {}};
+  GgufTokenizer good{.model = "gpt2",
+                     .pre = "gpt-2",
+                     .tokens = base.tokens,
+                     .merges = {"h e"},
+                     .token_type = {},
+                     .bos_token_id = {},
+                     .eos_token_id = 1,
+                     .eot_token_id = {},
+                     .add_bos_token = {},
+                     .chat_template = {}};
   EXPECT_EQ(Tokenizer(tokenizer_from_gguf(good, "m.gguf")).size(), static_cast<int32_t>(base.tokens.size()));
   const auto refusal = [&](auto change) {
     GgufTokenizer gguf = good;
