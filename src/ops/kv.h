@@ -25,8 +25,8 @@ struct KvFormat {
   /// slabs of a layer live in one basis.
   const codec::Rotation* key_rotation = nullptr;
   const codec::Rotation* value_rotation = nullptr;
-  std::shared_ptr<const codec::Codec> rotation_owners[2];   // keep the rotations alive
-  bool sanitise = true;      // NaN becomes 0 and magnitudes are clamped before storing
+  std::shared_ptr<const codec::Codec> rotation_owners[2];  // keep the rotations alive
+  bool sanitise = true;                                    // NaN becomes 0 and magnitudes are clamped before storing
   int batch = 1, heads = 1;
 
   /// Tokens a slab's capacity is a multiple of.
@@ -39,9 +39,9 @@ struct KvFormat {
 struct KvSlab {
   std::shared_ptr<const KvFormat> format;
   mx::array data;
-  int64_t capacity = 0;      // tokens
-  int64_t first = 0;         // position of its first token
-  int64_t count = 0;         // tokens stored
+  int64_t capacity = 0;  // tokens
+  int64_t first = 0;     // position of its first token
+  int64_t count = 0;     // tokens stored
 
   /// Zeroed; capacity is rounded up to the format's granularity.
   static KvSlab make(std::shared_ptr<const KvFormat> format, int64_t capacity, int64_t first);
@@ -56,7 +56,8 @@ struct KvWrite {
 /// Encodes k and v ([B, L, H * D] tokens major or [B, H, L, D] heads major) into the slabs, in place: the slabs' arrays are replaced by
 /// arrays that share their memory, so whatever reads them depends on the write. Slots that an earlier attention read may be
 /// overwritten: `after` (the last attention's ticket) makes the write wait for it.
-void kv_append(std::span<const KvWrite> writes, const mx::array& k, const mx::array& v, const std::optional<mx::array>& after, const Choice& choice, mx::StreamOrDevice s = {});
+void kv_append(std::span<const KvWrite> writes, const mx::array& k, const mx::array& v, const std::optional<mx::array>& after,
+               const Choice& choice, mx::StreamOrDevice s = {});
 
 /// A slab as attention sees it: a row at position p sees tokens t with max(lo_abs, p + lo_rel) <= t < max(hi_abs, p + hi_rel);
 /// unset bounds do not limit.
@@ -66,15 +67,17 @@ struct KvRead {
 };
 
 struct KvAttended {
-  mx::array out;      // like q, with the value dimension
-  mx::array ticket;   // uint8 [1]: evaluated when the slabs have been read
+  mx::array out;     // like q, with the value dimension
+  mx::array ticket;  // uint8 [1]: evaluated when the slabs have been read
 };
 
 /// Attention of query rows at positions position, position + 1, ... over the slabs. q is [B, L, Hq * D] or [B, Hq, L, D].
-KvAttended kv_attend(const mx::array& q, std::span<const KvRead> reads, const AttendOptions& options, int64_t position, const Choice& choice, mx::StreamOrDevice s = {});
+KvAttended kv_attend(const mx::array& q, std::span<const KvRead> reads, const AttendOptions& options, int64_t position,
+                     const Choice& choice, mx::StreamOrDevice s = {});
 
 /// The same in composed MLX operations (kernels "mlx (composed)").
 void kv_append_composed(std::span<const KvWrite> writes, const mx::array& k, const mx::array& v, mx::StreamOrDevice s);
-KvAttended kv_attend_composed(const mx::array& q, std::span<const KvRead> reads, const AttendOptions& options, int64_t position, mx::StreamOrDevice s);
+KvAttended kv_attend_composed(const mx::array& q, std::span<const KvRead> reads, const AttendOptions& options, int64_t position,
+                              mx::StreamOrDevice s);
 
 }  // namespace tersor::ops

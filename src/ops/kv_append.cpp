@@ -79,7 +79,8 @@ class KvAppend : public mx::Primitive {
 void check_writes(std::span<const KvWrite> writes, int64_t tokens) {
   for (size_t i = 0; i < writes.size(); ++i) {
     const KvWrite& write = writes[i];
-    if (write.at < 0 || write.count < 0 || write.at + write.count > write.slab->capacity || write.begin < 0 || write.begin + write.count > tokens)
+    if (write.at < 0 || write.count < 0 || write.at + write.count > write.slab->capacity || write.begin < 0 ||
+        write.begin + write.count > tokens)
       throw std::invalid_argument("[kv_append] write outside the slab or the new tokens");
     for (size_t j = 0; j < i; ++j)
       if (writes[j].slab == write.slab) throw std::invalid_argument("[kv_append] two writes to one slab; merge them or append twice");
@@ -93,18 +94,21 @@ KvSlab KvSlab::make(std::shared_ptr<const KvFormat> format, int64_t capacity, in
   capacity = (capacity + step - 1) / step * step;
   const size_t bytes = format->head_bytes(capacity);
   if (bytes > static_cast<size_t>(INT32_MAX))
-    throw Error("a cache slab of " + std::to_string(capacity) + " tokens would take " + human_bytes(bytes) + " a head; append in smaller steps");
+    throw Error("a cache slab of " + std::to_string(capacity) + " tokens would take " + human_bytes(bytes) +
+                " a head; append in smaller steps");
   mx::array data = mx::zeros({format->batch, format->heads, static_cast<int>(bytes)}, mx::uint8);
   return {std::move(format), std::move(data), capacity, first, 0};
 }
 
-void kv_append(std::span<const KvWrite> writes, const mx::array& k, const mx::array& v, const std::optional<mx::array>& after, const Choice& choice, mx::StreamOrDevice s) {
+void kv_append(std::span<const KvWrite> writes, const mx::array& k, const mx::array& v, const std::optional<mx::array>& after,
+               const Choice& choice, mx::StreamOrDevice s) {
   if (writes.empty()) return;
   const KvFormat& format = *writes[0].slab->format;
   const RowShape keys = RowShape::of(k, format.heads, format.keys.dim, "kv_append", "k");
   const RowShape values = RowShape::of(v, format.heads, format.values.dim, "kv_append", "v");
   if (keys.batch != format.batch || values.batch != format.batch || keys.tokens != values.tokens)
-    throw std::invalid_argument("[kv_append] k and v must have the cache's batch size " + std::to_string(format.batch) + " and equally many tokens");
+    throw std::invalid_argument("[kv_append] k and v must have the cache's batch size " + std::to_string(format.batch) +
+                                " and equally many tokens");
   dtype_of(k, "kv_append"), dtype_of(v, "kv_append");
   check_writes(writes, keys.tokens);
   if (!choice.fast) {
@@ -121,7 +125,8 @@ void kv_append(std::span<const KvWrite> writes, const mx::array& k, const mx::ar
   }
   if (after) inputs.push_back(*after);
   const std::vector<mx::Dtype> dtypes(writes.size(), mx::uint8);
-  auto outputs = mx::array::make_arrays(shapes, dtypes, std::make_shared<KvAppend>(mx::to_stream(s), std::move(targets), keys, values), inputs);
+  auto outputs =
+      mx::array::make_arrays(shapes, dtypes, std::make_shared<KvAppend>(mx::to_stream(s), std::move(targets), keys, values), inputs);
   for (size_t i = 0; i < writes.size(); ++i) writes[i].slab->data = std::move(outputs[i]);
 }
 

@@ -1,3 +1,5 @@
+#include "kernels/cpu/kv_attend.h"
+
 #include <mlx/allocator.h>
 #include <mlx/backend/cpu/encoder.h>
 #include <mlx/ops.h>
@@ -7,7 +9,6 @@
 #include <stdexcept>
 
 #include "base/thread_pool.h"
-#include "kernels/cpu/kv_attend.h"
 #include "ops/kv.h"
 #include "ops/kv_rows.h"
 #include "ops/kv_visibility.h"
@@ -20,7 +21,7 @@ namespace {
 struct Source {
   std::shared_ptr<const KvFormat> format;
   int64_t capacity, first, count;
-  kernels::KvSegment segment;      // visibility bounds
+  kernels::KvSegment segment;  // visibility bounds
 };
 
 // Everything that is known when the graph is built.
@@ -58,8 +59,12 @@ void run(const kernels::KvAttend& params) {
   const auto plan = kernels::kv_attend_plan(params, pool.size());
   float* const scratch = workspace(plan.worker_floats * pool.size() + plan.partial_floats);
   float* const partials = scratch + plan.worker_floats * pool.size();
-  pool.run(plan.items, [&](size_t item, size_t worker) { kernels::kv_attend_item(params, plan, item, scratch + worker * plan.worker_floats, partials); });
-  pool.run(plan.merges, [&](size_t merge, size_t worker) { kernels::kv_attend_merge(params, plan, merge, scratch + worker * plan.worker_floats, partials); });
+  pool.run(plan.items, [&](size_t item, size_t worker) {
+    kernels::kv_attend_item(params, plan, item, scratch + worker * plan.worker_floats, partials);
+  });
+  pool.run(plan.merges, [&](size_t merge, size_t worker) {
+    kernels::kv_attend_merge(params, plan, merge, scratch + worker * plan.worker_floats, partials);
+  });
 }
 
 // Inputs: q, the slabs, then mask and sinks if any. Outputs: the result and the ticket.
@@ -125,19 +130,29 @@ kernels::KvSegment bounds_of(const KvRead& read) {
 
 }  // namespace
 
-KvAttended kv_attend(const mx::array& q, std::span<const KvRead> reads, const AttendOptions& options, int64_t position, const Choice& choice, mx::StreamOrDevice s) {
+KvAttended kv_attend(const mx::array& q, std::span<const KvRead> reads, const AttendOptions& options, int64_t position,
+                     const Choice& choice, mx::StreamOrDevice s) {
   if (reads.empty()) throw std::invalid_argument("[kv_attend] the cache is empty: append keys and values first");
   const KvFormat& format = *reads[0].slab->format;
   const RowShape queries = RowShape::of(q, 0, format.keys.dim, "kv_attend", "q");
   if (queries.batch != format.batch || queries.heads % format.heads != 0)
-    throw std::invalid_argument("[kv_attend] q must have the cache's batch size " + std::to_string(format.batch) + " and a multiple of its " + std::to_string(format.heads) + " heads");
+    throw std::invalid_argument("[kv_attend] q must have the cache's batch size " + std::to_string(format.batch) +
+                                " and a multiple of its " + std::to_string(format.heads) + " heads");
   dtype_of(q, "kv_attend");
   if (options.sinks && (options.sinks->ndim() != 1 || options.sinks->shape(0) != queries.heads))
     throw std::invalid_argument("[kv_attend] sinks must have one logit for each of the " + std::to_string(queries.heads) + " query heads");
   if (!choice.fast) return kv_attend_composed(q, reads, options, position, s);
 
-  Call call{{}, queries, format.values.dim, options.scale != 0 ? options.scale : 1 / std::sqrt(static_cast<float>(queries.dim)), options.soft_cap,
-            options.causal, options.mask.has_value(), options.sinks.has_value(), options.sliding_window, position};
+  Call call{{},
+            queries,
+            format.values.dim,
+            options.scale != 0 ? options.scale : 1 / std::sqrt(static_cast<float>(queries.dim)),
+            options.soft_cap,
+            options.causal,
+            options.mask.has_value(),
+            options.sinks.has_value(),
+            options.sliding_window,
+            position};
   std::vector<mx::array> inputs{q};
   for (const KvRead& read : reads) {
     inputs.push_back(read.slab->data);
@@ -146,7 +161,8 @@ KvAttended kv_attend(const mx::array& q, std::span<const KvRead> reads, const At
   if (options.mask) inputs.push_back(checked_mask(*options.mask, queries, total_tokens(reads), s));
   if (options.sinks) inputs.push_back(mx::contiguous(mx::astype(*options.sinks, mx::float32, s), false, s));
   const mx::Shape shape = queries.with_dim(format.values.dim);
-  auto outputs = mx::array::make_arrays({shape, {1}}, {q.dtype(), mx::uint8}, std::make_shared<KvAttend>(mx::to_stream(s), std::move(call)), inputs);
+  auto outputs =
+      mx::array::make_arrays({shape, {1}}, {q.dtype(), mx::uint8}, std::make_shared<KvAttend>(mx::to_stream(s), std::move(call)), inputs);
   return {outputs[0], outputs[1]};
 }
 

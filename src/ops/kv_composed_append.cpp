@@ -18,9 +18,7 @@ using composed::CodeBlocks;
 mx::array stored_basis(const mx::array& x, const RowShape& shape, bool sanitise, const codec::Rotation* rotation, mx::StreamOrDevice s) {
   const auto i = [](int64_t n) { return static_cast<int>(n); };
   mx::array y = x;
-  if (shape.tokens_major) {
-    y = mx::swapaxes(mx::reshape(y, {i(shape.batch), i(shape.tokens), i(shape.heads), i(shape.dim)}, s), 1, 2, s);
-  }
+  if (shape.tokens_major) { y = mx::swapaxes(mx::reshape(y, {i(shape.batch), i(shape.tokens), i(shape.heads), i(shape.dim)}, s), 1, 2, s); }
   y = mx::astype(y, mx::float32, s);
   if (sanitise) {
     y = mx::where(mx::isnan(y, s), mx::array(0.0f), y, s);
@@ -38,11 +36,13 @@ CodeBlocks encode_turboquant(const codec::Layout& layout, const mx::array& y, mx
   const mx::array inverse = mx::sqrt(mx::divide(mx::array(static_cast<float>(layout.dim)), mx::maximum(norm2, mx::array(1e-30f), s), s), s);
   const mx::array scaled = mx::multiply(y, inverse, s);
   mx::array codes = mx::zeros(y.shape(), mx::uint8, s);
-  for (const float threshold : codec.thresholds()) codes = mx::add(codes, mx::astype(mx::greater(scaled, mx::array(threshold), s), mx::uint8, s), s);
+  for (const float threshold : codec.thresholds())
+    codes = mx::add(codes, mx::astype(mx::greater(scaled, mx::array(threshold), s), mx::uint8, s), s);
   const mx::array levels = mx::take(mx::array(layout.levels, {1 << layout.bits}, mx::float32), codes, s);
   const mx::array yc = mx::sum(mx::multiply(y, levels, s), 3, true, s);
   // Keys: |k|^2 / <k, c> makes inner products unbiased. Values: <v, c> / |c|^2 is the least-squares scalar.
-  const mx::array scalar = layout.role == codec::Role::keys ? mx::divide(norm2, yc, s) : mx::divide(yc, mx::sum(mx::square(levels, s), 3, true, s), s);
+  const mx::array scalar =
+      layout.role == codec::Role::keys ? mx::divide(norm2, yc, s) : mx::divide(yc, mx::sum(mx::square(levels, s), 3, true, s), s);
   const mx::array some = mx::logical_and(mx::greater(norm2, zero, s), mx::greater(yc, zero, s), s);
   return {codes, composed::encode_norms(mx::where(some, scalar, zero, s), s)};
 }
@@ -93,7 +93,8 @@ mx::array with_tokens(const codec::Layout& layout, const mx::array& bytes, const
 }
 
 // The slab with rows [begin, begin + count) of y at slots [at, ...); `offset` is where this side's blocks start in a head.
-mx::array written(const codec::Layout& layout, const mx::array& slab, size_t offset, const mx::array& y, const KvWrite& write, mx::StreamOrDevice s) {
+mx::array written(const codec::Layout& layout, const mx::array& slab, size_t offset, const mx::array& y, const KvWrite& write,
+                  mx::StreamOrDevice s) {
   const auto i = [](auto n) { return static_cast<int>(n); };
   const int64_t first = write.at / layout.block_tokens;
   const size_t from = offset + first * layout.block_bytes, to = offset + layout.bytes(write.at + write.count);

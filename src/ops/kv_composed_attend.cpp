@@ -26,15 +26,15 @@ struct Call {
   RowShape shape;
   int batch, kv_heads, group, rows;
   int64_t position;
-  mx::array queries;                   // [B, KV heads, group * L, key dim], scaled, in the stored basis
-  std::optional<mx::array> mask;       // [B|1, KV heads|1, group|1, L|1, tokens|1]
+  mx::array queries;              // [B, KV heads, group * L, key dim], scaled, in the stored basis
+  std::optional<mx::array> mask;  // [B|1, KV heads|1, group|1, L|1, tokens|1]
   mx::StreamOrDevice s;
 };
 
 // What the chunks so far add up to: weights relative to the running maximum.
 struct Running {
-  mx::array maximum, sum;              // [B, KV heads, group, L, 1]
-  mx::array output;                    // [B, KV heads, group, L, value dim]
+  mx::array maximum, sum;  // [B, KV heads, group, L, 1]
+  mx::array output;        // [B, KV heads, group, L, value dim]
 };
 
 mx::array load_queries(const mx::array& q, const RowShape& shape, const KvFormat& format, float scale, mx::StreamOrDevice s) {
@@ -52,7 +52,8 @@ mx::array by_group(const mx::array& mask, int kv_heads, int group, mx::StreamOrD
 }
 
 // One chunk [begin, end) of a slab, a multiple of both block sizes but for its end, as float32 [B, H, end - begin, dim].
-mx::array decode_chunk(const codec::Layout& layout, const mx::array& slab, size_t offset, int64_t begin, int64_t end, mx::StreamOrDevice s) {
+mx::array decode_chunk(const codec::Layout& layout, const mx::array& slab, size_t offset, int64_t begin, int64_t end,
+                       mx::StreamOrDevice s) {
   const size_t from = offset + begin / layout.block_tokens * layout.block_bytes, to = offset + layout.bytes(end);
   const mx::array bytes = mx::slice(slab, {0, 0, to_int(from)}, {slab.shape(0), slab.shape(1), to_int(to)}, s);
   const mx::array numbers = composed::decode_blocks(layout, bytes, s);
@@ -106,13 +107,15 @@ mx::array weighted(const mx::array& weights, const mx::array& values, bool finit
   const auto reaches = [&](const mx::array& odd) { return mx::greater(mx::matmul(seen, mx::astype(odd, mx::float32, s), s), zero, s); };
   const auto where_reached = [&](const mx::array& odd, float value) { return mx::where(reaches(odd), mx::array(value), zero, s); };
   const mx::array sum = mx::matmul(weights, mx::where(mx::isfinite(values, s), values, zero, s), s);
-  const mx::array up = where_reached(mx::isposinf(values, s), -kMinusInfinity), down = where_reached(mx::isneginf(values, s), kMinusInfinity);
+  const mx::array up = where_reached(mx::isposinf(values, s), -kMinusInfinity),
+                  down = where_reached(mx::isneginf(values, s), kMinusInfinity);
   const mx::array nan = where_reached(mx::isnan(values, s), std::numeric_limits<float>::quiet_NaN());
   return mx::add(mx::add(sum, up, s), mx::add(down, nan, s), s);
 }
 
 Running start(const Call& call, int value_dim, mx::StreamOrDevice s) {
-  const mx::Shape one{call.batch, call.kv_heads, call.group, call.rows, 1}, row{call.batch, call.kv_heads, call.group, call.rows, value_dim};
+  const mx::Shape one{call.batch, call.kv_heads, call.group, call.rows, 1},
+      row{call.batch, call.kv_heads, call.group, call.rows, value_dim};
   return {mx::full(one, kMinusInfinity, mx::float32, s), mx::zeros(one, mx::float32, s), mx::zeros(row, mx::float32, s)};
 }
 
@@ -169,12 +172,22 @@ mx::array finish(const Call& call, const Running& running, const KvFormat& forma
 
 }  // namespace
 
-KvAttended kv_attend_composed(const mx::array& q, std::span<const KvRead> reads, const AttendOptions& options, int64_t position, mx::StreamOrDevice s) {
+KvAttended kv_attend_composed(const mx::array& q, std::span<const KvRead> reads, const AttendOptions& options, int64_t position,
+                              mx::StreamOrDevice s) {
   const KvFormat& format = *reads[0].slab->format;
   const RowShape shape = RowShape::of(q, 0, format.keys.dim, "kv_attend", "q");
   const float scale = options.scale != 0 ? options.scale : 1 / std::sqrt(static_cast<float>(shape.dim));
   const int group = to_int(shape.heads) / format.heads;
-  Call call{options, shape, to_int(shape.batch), format.heads, group, to_int(shape.tokens), position, load_queries(q, shape, format, scale, s), std::nullopt, s};
+  Call call{options,
+            shape,
+            to_int(shape.batch),
+            format.heads,
+            group,
+            to_int(shape.tokens),
+            position,
+            load_queries(q, shape, format, scale, s),
+            std::nullopt,
+            s};
   if (options.mask) call.mask = by_group(checked_mask(*options.mask, shape, total_tokens(reads), s), format.heads, group, s);
   Running running = start(call, format.values.dim, s);
   for (const KvRead& read : reads) add_slab(call, read, running, s);

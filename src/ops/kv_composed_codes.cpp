@@ -68,7 +68,7 @@ mx::array pack_plane(const codec::Layout& layout, int bits, const mx::array& fie
   mx::array x = mx::reshape(fields, {b, h, n, a.rows, a.lower, keys ? kLanes : 4, a.outer, a.upper, keys ? 4 : kLanes}, s);
   x = mx::reshape(mx::transpose(x, inverse_of(by_token(layout.role)), s), {b, h, n, a.outer * a.rows * codec::kRowBytes, a.fields()}, s);
   if (bits == 8) return mx::squeeze(x, 4, s);
-  return mx::astype(mx::sum(mx::left_shift(x, shifts(bits), s), 4, false, s), mx::uint8, s);   // fields do not overlap: sum is or
+  return mx::astype(mx::sum(mx::left_shift(x, shifts(bits), s), 4, false, s), mx::uint8, s);  // fields do not overlap: sum is or
 }
 
 mx::array blocks_of(const codec::Layout& layout, const mx::array& bytes, mx::StreamOrDevice s) {
@@ -77,17 +77,19 @@ mx::array blocks_of(const codec::Layout& layout, const mx::array& bytes, mx::Str
 }
 
 mx::array byte_range(const mx::array& blocks, size_t begin, size_t end, mx::StreamOrDevice s) {
-  return mx::slice(blocks, {0, 0, 0, static_cast<int>(begin)}, {blocks.shape(0), blocks.shape(1), blocks.shape(2), static_cast<int>(end)}, s);
+  return mx::slice(blocks, {0, 0, 0, static_cast<int>(begin)}, {blocks.shape(0), blocks.shape(1), blocks.shape(2), static_cast<int>(end)},
+                   s);
 }
 
 size_t plane_bytes(const codec::Layout& layout, int bits) { return static_cast<size_t>(kTileTokens) * layout.padded_dim * bits / 8; }
 
 // Float bits (magnitudes) rounded to nearest even at `drop` bits, as 16-bit numbers of codec/scalar.h.
 mx::array round_bits(const mx::array& magnitude, int drop, mx::StreamOrDevice s) {
-  const mx::array bits = mx::subtract(mx::view(mx::minimum(magnitude, mx::array(codec::kScalarMax), s), mx::uint32, s), u32(codec::kScalarExponentShift), s);
+  const mx::array bits =
+      mx::subtract(mx::view(mx::minimum(magnitude, mx::array(codec::kScalarMax), s), mx::uint32, s), u32(codec::kScalarExponentShift), s);
   const mx::array odd = mx::bitwise_and(mx::right_shift(bits, u32(drop), s), u32(1), s);
   const mx::array rounded = mx::right_shift(mx::add(mx::add(bits, u32((1u << (drop - 1)) - 1), s), odd, s), u32(drop), s);
-  return mx::where(mx::greater(magnitude, mx::array(0x1p-40f), s), rounded, u32(0), s);   // NaN: 0
+  return mx::where(mx::greater(magnitude, mx::array(0x1p-40f), s), rounded, u32(0), s);  // NaN: 0
 }
 
 }  // namespace
@@ -97,12 +99,14 @@ CodeBlocks unpack_codes(const codec::Layout& layout, const mx::array& bytes, mx:
   std::optional<mx::array> codes;
   for (int i = 0; i < layout.plane_count; ++i) {
     const codec::Plane& plane = layout.planes[i];
-    mx::array part = unpack_plane(layout, plane.bits, byte_range(blocks, plane.offset, plane.offset + plane_bytes(layout, plane.bits), s), s);
+    mx::array part =
+        unpack_plane(layout, plane.bits, byte_range(blocks, plane.offset, plane.offset + plane_bytes(layout, plane.bits), s), s);
     if (plane.shift) part = mx::left_shift(part, u8(plane.shift), s);
     codes = codes ? mx::bitwise_or(*codes, part, s) : part;
   }
   const int b = bytes.shape(0), h = bytes.shape(1), n = blocks.shape(2);
-  const mx::array stored = mx::view(mx::contiguous(byte_range(blocks, layout.scalars_offset, layout.block_bytes, s), false, s), mx::uint16, s);
+  const mx::array stored =
+      mx::view(mx::contiguous(byte_range(blocks, layout.scalars_offset, layout.block_bytes, s), false, s), mx::uint16, s);
   const mx::array rows = mx::reshape(stored, {b, h, n, layout.scalar_rows, kTileTokens}, s);
   return {*codes, mx::reshape(mx::swapaxes(rows, 3, 4, s), {b, h, n * kTileTokens, layout.scalar_rows}, s)};
 }
@@ -173,14 +177,15 @@ mx::array decode_blocks(const codec::Layout& layout, const mx::array& bytes, mx:
     const mx::array levels(layout.levels, {1 << layout.bits}, mx::float32);
     return mx::multiply(mx::take(levels, codes, s), decode_norms(blocks.scalars, s), s);
   }
-  const mx::array parts = mx::reshape(decode_scales(blocks.scalars, s), {codes.shape(0), codes.shape(1), codes.shape(2), 2, layout.groups}, s);
+  const mx::array parts =
+      mx::reshape(decode_scales(blocks.scalars, s), {codes.shape(0), codes.shape(1), codes.shape(2), 2, layout.groups}, s);
   const mx::array by_dim = mx::take(parts, group_of_dims(layout), 4, s);
   const mx::array scales = mx::take(by_dim, 0, 3, s), biases = mx::take(by_dim, 1, 3, s);
   return mx::add(mx::multiply(mx::astype(codes, mx::float32, s), scales, s), biases, s);
 }
 
 mx::array rotation_matrix(const codec::Rotation& rotation) {
-  using Key = std::pair<int, std::vector<float>>;   // the size and the signs say everything
+  using Key = std::pair<int, std::vector<float>>;  // the size and the signs say everything
   constexpr size_t kMost = 64;
   static std::mutex mutex;
   static std::map<Key, mx::array> matrices;

@@ -12,8 +12,8 @@ namespace tersor::ops::composed {
 
 /// Whole blocks of a compressed layout, by token.
 struct CodeBlocks {
-  mx::array codes;     // uint8 [B, H, tokens, padded dim]
-  mx::array scalars;   // uint16 [B, H, tokens, scalar rows], as stored
+  mx::array codes;    // uint8 [B, H, tokens, padded dim]
+  mx::array scalars;  // uint16 [B, H, tokens, scalar rows], as stored
 };
 
 /// bytes: uint8 [B, H, blocks * block_bytes].

@@ -10,8 +10,9 @@ namespace tersor::ops {
 RowShape RowShape::of(const mx::array& x, int64_t heads, int64_t dim, const std::string& op, const std::string& name) {
   const auto fail = [&] {
     std::ostringstream text;
-    text << "[" << op << "] " << name << " has shape " << x.shape() << "; expected [batch, tokens, " << (heads ? std::to_string(heads) : "heads") << " * " << dim
-         << "] or [batch, " << (heads ? std::to_string(heads) : "heads") << ", tokens, " << dim << "]";
+    text << "[" << op << "] " << name << " has shape " << x.shape() << "; expected [batch, tokens, "
+         << (heads ? std::to_string(heads) : "heads") << " * " << dim << "] or [batch, " << (heads ? std::to_string(heads) : "heads")
+         << ", tokens, " << dim << "]";
     throw std::invalid_argument(text.str());
   };
   RowShape shape{};

@@ -18,7 +18,7 @@ struct RowShape {
   bool tokens_major;
   /// Throws std::invalid_argument when the array is neither. heads and dim are what the cache expects; heads = 0: any multiple.
   static RowShape of(const mx::array& x, int64_t heads, int64_t dim, const std::string& op, const std::string& name);
-  mx::Shape with_dim(int64_t dim) const;   // the same arrangement, another head size
+  mx::Shape with_dim(int64_t dim) const;  // the same arrangement, another head size
 };
 
 /// For eval: rows of an evaluated array. Its last axis must be contiguous (see contiguous_rows).
@@ -27,7 +27,7 @@ kernels::KvRows rows_of(const mx::array& x, const RowShape& shape);
 /// For eval: x itself, or, when its last axis is strided, a row-contiguous copy that the encoder makes when x has been computed.
 mx::array contiguous_rows(const mx::array& x, mx::cpu::CommandEncoder& encoder);
 
-Dtype dtype_of(const mx::array& x, const std::string& op);   // throws std::invalid_argument unless f32, f16 or bf16
+Dtype dtype_of(const mx::array& x, const std::string& op);  // throws std::invalid_argument unless f32, f16 or bf16
 mx::Dtype mlx_dtype(Dtype type);
 
 }  // namespace tersor::ops

@@ -13,9 +13,12 @@ VisibleRange visible_range(const KvRead& read, const AttendOptions& options, int
   int64_t lo = slab.first, hi = slab.first + slab.count;
   if (read.lo_abs) lo = std::max(lo, *read.lo_abs);
   if (read.lo_rel) lo = std::max(lo, position + *read.lo_rel);
-  if (read.hi_abs && read.hi_rel) hi = std::min(hi, std::max(*read.hi_abs, position + *read.hi_rel));
-  else if (read.hi_abs) hi = std::min(hi, *read.hi_abs);
-  else if (read.hi_rel) hi = std::min(hi, position + *read.hi_rel);
+  if (read.hi_abs && read.hi_rel)
+    hi = std::min(hi, std::max(*read.hi_abs, position + *read.hi_rel));
+  else if (read.hi_abs)
+    hi = std::min(hi, *read.hi_abs);
+  else if (read.hi_rel)
+    hi = std::min(hi, position + *read.hi_rel);
   if (options.causal) hi = std::min(hi, position + 1);
   if (options.sliding_window > 0) lo = std::max(lo, position - options.sliding_window + 1);
   lo = std::clamp<int64_t>(lo - slab.first, 0, slab.count);

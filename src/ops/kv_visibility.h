@@ -11,7 +11,9 @@
 namespace tersor::ops {
 
 /// Tokens of a slab that one row sees: indices [lo, hi) within the slab, 0 <= lo <= hi <= count.
-struct VisibleRange { int64_t lo, hi; };
+struct VisibleRange {
+  int64_t lo, hi;
+};
 
 /// What the read's bounds, causality and the sliding window leave to a row at `position`.
 VisibleRange visible_range(const KvRead& read, const AttendOptions& options, int64_t position);

@@ -83,7 +83,8 @@ inline mx::array arranged(const Rows& rows, mx::Dtype dtype, Arrangement arrange
     case Arrangement::tokens_major: return mx::reshape(mx::swapaxes(plain, 1, 2), flat);
     case Arrangement::heads_of_tokens: return mx::swapaxes(mx::contiguous(mx::swapaxes(plain, 1, 2)), 1, 2);
     case Arrangement::strided: return mx::swapaxes(mx::contiguous(mx::swapaxes(plain, 2, 3)), 2, 3);
-    case Arrangement::strided_tokens: return mx::swapaxes(mx::contiguous(mx::swapaxes(mx::reshape(mx::swapaxes(plain, 1, 2), flat), 1, 2)), 1, 2);
+    case Arrangement::strided_tokens:
+      return mx::swapaxes(mx::contiguous(mx::swapaxes(mx::reshape(mx::swapaxes(plain, 1, 2), flat), 1, 2)), 1, 2);
   }
   return plain;
 }
@@ -103,12 +104,13 @@ struct FormatOptions {
   std::string keys = "full", values = "full";
   int key_dim = 64, value_dim = 64, batch = 1, heads = 1;
   bool sanitise = true;
-  std::string rotated_like = {};   // rotations of this codec, for a full slab beside it
+  std::string rotated_like = {};  // rotations of this codec, for a full slab beside it
 };
 
 inline std::shared_ptr<const KvFormat> make_format(const FormatOptions& o) {
   using codec::Codec, codec::Role, codec::Spec;
-  const auto keys = Codec::make(Spec::parse(o.keys), Role::keys, o.key_dim), values = Codec::make(Spec::parse(o.values), Role::values, o.value_dim);
+  const auto keys = Codec::make(Spec::parse(o.keys), Role::keys, o.key_dim),
+             values = Codec::make(Spec::parse(o.values), Role::values, o.value_dim);
   auto format = std::make_shared<KvFormat>(keys, values);
   format->rotation_owners[0] = o.rotated_like.empty() ? keys : Codec::make(Spec::parse(o.rotated_like), Role::keys, o.key_dim);
   format->rotation_owners[1] = o.rotated_like.empty() ? values : Codec::make(Spec::parse(o.rotated_like), Role::values, o.value_dim);
@@ -146,7 +148,8 @@ inline Rows decoded(const KvSlab& slab, bool keys) {
   Rows rows(f.batch, f.heads, static_cast<int>(slab.count), layout.dim);
   for (int b = 0; b < f.batch; ++b)
     for (int h = 0; h < f.heads; ++h)
-      for (int t = 0; t < rows.tokens; ++t) layout.decode(&bytes[blocks_at(slab, keys, b, h)], t, {rows.row(b, h, t), static_cast<size_t>(layout.dim)});
+      for (int t = 0; t < rows.tokens; ++t)
+        layout.decode(&bytes[blocks_at(slab, keys, b, h)], t, {rows.row(b, h, t), static_cast<size_t>(layout.dim)});
   return rows;
 }
 
@@ -165,7 +168,8 @@ inline bool sees(const KvRead& read, const AttendOptions& o, int64_t position, i
 /// Attention in double over the numbers that the slabs hold.
 class Oracle {
  public:
-  Oracle(const std::vector<KvRead>& reads, const AttendOptions& options) : reads_(reads), options_(options), format_(*reads[0].slab->format) {
+  Oracle(const std::vector<KvRead>& reads, const AttendOptions& options)
+      : reads_(reads), options_(options), format_(*reads[0].slab->format) {
     for (const KvRead& read : reads) keys_.push_back(decoded(*read.slab, true)), values_.push_back(decoded(*read.slab, false));
   }
 
@@ -185,9 +189,13 @@ class Oracle {
   }
 
  private:
-  struct Seen { double score; const float* value; };
+  struct Seen {
+    double score;
+    const float* value;
+  };
 
-  void attend_row(const Rows& q, int b, int h, int t, int64_t position, const FullMask* mask, const std::vector<float>& sinks, float* out) const {
+  void attend_row(const Rows& q, int b, int h, int t, int64_t position, const FullMask* mask, const std::vector<float>& sinks,
+                  float* out) const {
     std::vector<double> query(q.row(b, h, t), q.row(b, h, t) + q.dim), sum(format_.values.dim, 0.0);
     if (format_.key_rotation) format_.key_rotation->apply(query);
     const std::vector<Seen> seen = scores(query, b, h, position + t, mask ? mask->row(b, h, t) : nullptr, q.heads / format_.heads);

@@ -12,7 +12,8 @@ namespace {
 constexpr float kNan = std::numeric_limits<float>::quiet_NaN(), kInfinity = std::numeric_limits<float>::infinity();
 
 int a_dim(Random& random, const std::string& codec) {
-  return pick<int>(random, is_turboquant(codec) ? std::vector<int>{32, 64, 72, 80, 96, 112, 128, 192, 256} : std::vector<int>{32, 64, 80, 96, 100, 128, 256});
+  return pick<int>(random, is_turboquant(codec) ? std::vector<int>{32, 64, 72, 80, 96, 112, 128, 192, 256}
+                                                : std::vector<int>{32, 64, 80, 96, 100, 128, 256});
 }
 
 std::string test_name(const testing::TestParamInfo<std::string>& info) {
@@ -75,9 +76,13 @@ Rows all_kinds(Random& random, int batch, int heads, int tokens, int dim) {
           case 0: std::fill(x, x + dim, 0.0f); break;
           case 1: std::fill(x, x + dim, 0.0f), x[random() % dim] = 1.5f; break;
           case 2: std::fill(x, x + dim, -0.7f); break;
-          case 3: for (int d = 0; d < dim; ++d) x[d] *= 1e-6f; break;
+          case 3:
+            for (int d = 0; d < dim; ++d) x[d] *= 1e-6f;
+            break;
           case 4: x[random() % dim] = 6e4f; break;
-          case 5: for (int d = 0; d < dim; ++d) x[d] = std::abs(x[d]) + 3; break;
+          case 5:
+            for (int d = 0; d < dim; ++d) x[d] = std::abs(x[d]) + 3;
+            break;
           default: break;
         }
       }
@@ -89,7 +94,12 @@ class KvEncodeCodec : public testing::TestWithParam<std::string> {};
 TEST_P(KvEncodeCodec, EqualsTheReference) {
   Random random(std::hash<std::string>()(GetParam()) + 1);
   for (int i = 0; i < 4; ++i) {
-    FormatOptions o{.keys = GetParam(), .values = GetParam(), .key_dim = a_dim(random, GetParam()), .value_dim = a_dim(random, GetParam()), .batch = 1, .heads = 2};
+    FormatOptions o{.keys = GetParam(),
+                    .values = GetParam(),
+                    .key_dim = a_dim(random, GetParam()),
+                    .value_dim = a_dim(random, GetParam()),
+                    .batch = 1,
+                    .heads = 2};
     const int tokens = static_cast<int>(pick_between(random, 1, 90));
     const Rows k = all_kinds(random, 1, 2, tokens, o.key_dim), v = all_kinds(random, 1, 2, tokens, o.value_dim);
     const auto check = [&](const ops::Choice& choice, const std::string& what) {
@@ -100,7 +110,8 @@ TEST_P(KvEncodeCodec, EqualsTheReference) {
       for (int h = 0; h < 2; ++h)
         for (int t = 0; t < tokens; ++t) {
           expect_reference(slab.format->keys, &bytes[blocks_at(slab, true, 0, h)], t, {k.row(0, h, t), static_cast<size_t>(o.key_dim)});
-          expect_reference(slab.format->values, &bytes[blocks_at(slab, false, 0, h)], t, {v.row(0, h, t), static_cast<size_t>(o.value_dim)});
+          expect_reference(slab.format->values, &bytes[blocks_at(slab, false, 0, h)], t,
+                           {v.row(0, h, t), static_cast<size_t>(o.value_dim)});
         }
     };
     check(kComposed, "composed");
@@ -111,7 +122,12 @@ TEST_P(KvEncodeCodec, EqualsTheReference) {
 // The bytes before an append with the appended tokens put in by the plain reference are the bytes after it.
 TEST_P(KvEncodeCodec, LeavesOtherTokensAlone) {
   Random random(std::hash<std::string>()(GetParam()) + 2);
-  FormatOptions o{.keys = GetParam(), .values = GetParam(), .key_dim = a_dim(random, GetParam()), .value_dim = a_dim(random, GetParam()), .batch = 2, .heads = 2};
+  FormatOptions o{.keys = GetParam(),
+                  .values = GetParam(),
+                  .key_dim = a_dim(random, GetParam()),
+                  .value_dim = a_dim(random, GetParam()),
+                  .batch = 2,
+                  .heads = 2};
   const auto put_again = [&](const codec::Layout& layout, const uint8_t* from, uint8_t* to, int token) {
     std::vector<uint8_t> codes(layout.dim);
     std::vector<float> numbers(std::max(layout.dim, layout.scalar_rows));
@@ -130,7 +146,8 @@ TEST_P(KvEncodeCodec, LeavesOtherTokensAlone) {
     slab.data = mx::array(before.data(), slab.data.shape(), mx::uint8);
     slab.count = pick_between(random, 0, 150);
     const int first = static_cast<int>(slab.count), count = static_cast<int>(pick_between(random, 1, 50));
-    append(slab, heads_major(normal_rows(random, 2, 2, count, o.key_dim)), heads_major(normal_rows(random, 2, 2, count, o.value_dim)), 0, count, choice);
+    append(slab, heads_major(normal_rows(random, 2, 2, count, o.key_dim)), heads_major(normal_rows(random, 2, 2, count, o.value_dim)), 0,
+           count, choice);
     const auto after = bytes_of(slab);
     for (int b = 0; b < 2; ++b)
       for (int h = 0; h < 2; ++h)
@@ -147,12 +164,18 @@ TEST_P(KvEncodeCodec, LeavesOtherTokensAlone) {
 
 TEST_P(KvEncodeCodec, TheSameBytesHoweverTokensArrive) {
   Random random(std::hash<std::string>()(GetParam()) + 3);
-  FormatOptions o{.keys = GetParam(), .values = GetParam(), .key_dim = a_dim(random, GetParam()), .value_dim = a_dim(random, GetParam()), .batch = 1, .heads = 2};
+  FormatOptions o{.keys = GetParam(),
+                  .values = GetParam(),
+                  .key_dim = a_dim(random, GetParam()),
+                  .value_dim = a_dim(random, GetParam()),
+                  .batch = 1,
+                  .heads = 2};
   const int tokens = 150;
   const Rows rows_k = all_kinds(random, 1, 2, tokens, o.key_dim), rows_v = all_kinds(random, 1, 2, tokens, o.value_dim);
   const auto bytes = [&](const std::function<int64_t()>& step, const ops::Choice& choice) {
     KvSlab slab = KvSlab::make(make_format(o), tokens, 0);
-    const mx::array k = arranged(rows_k, mx::float16, pick(random, kArrangements)), v = arranged(rows_v, mx::float16, pick(random, kArrangements));
+    const mx::array k = arranged(rows_k, mx::float16, pick(random, kArrangements)),
+                    v = arranged(rows_v, mx::float16, pick(random, kArrangements));
     while (slab.count < tokens) append(slab, k, v, slab.count, std::min<int64_t>(step(), tokens - slab.count), choice);
     return bytes_of(slab);
   };
@@ -162,7 +185,8 @@ TEST_P(KvEncodeCodec, TheSameBytesHoweverTokensArrive) {
     EXPECT_EQ(bytes([&] { return pick_between(random, 1, 40); }, kFast), at_once) << target;
   });
   // A matrix product's rounding may depend on its number of rows, so rotated numbers are composed alike only up to ties.
-  if (!is_turboquant(GetParam())) EXPECT_EQ(bytes([&] { return pick_between(random, 1, 40); }, kComposed), bytes([] { return 1000; }, kComposed));
+  if (!is_turboquant(GetParam()))
+    EXPECT_EQ(bytes([&] { return pick_between(random, 1, 40); }, kComposed), bytes([] { return 1000; }, kComposed));
 }
 
 // NaN and infinities become numbers and stay within their token.
@@ -185,8 +209,10 @@ TEST_P(KvEncodeCodec, OddNumbersStayWithinTheirToken) {
     for (const auto& [before, after] : {std::pair(&clean[i].first, &spoiled[i].first), std::pair(&clean[i].second, &spoiled[i].second)})
       for (int t = 0; t < 20; ++t)
         for (int d = 0; d < before->dim; ++d) {
-          if (t == 7) EXPECT_TRUE(std::isfinite(after->row(0, 0, t)[d])) << d;
-          else EXPECT_EQ(before->row(0, 0, t)[d], after->row(0, 0, t)[d]) << t << " " << d;
+          if (t == 7)
+            EXPECT_TRUE(std::isfinite(after->row(0, 0, t)[d])) << d;
+          else
+            EXPECT_EQ(before->row(0, 0, t)[d], after->row(0, 0, t)[d]) << t << " " << d;
         }
 }
 

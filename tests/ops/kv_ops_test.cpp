@@ -15,7 +15,7 @@ struct Problem {
   FormatOptions format;
   int group = 1, rows = 1;
   int64_t tokens = 1;
-  bool split = false;            // sinks and recent tokens in full-precision slabs, as a cache keeps them
+  bool split = false;  // sinks and recent tokens in full-precision slabs, as a cache keeps them
   int64_t sink_tokens = 0, window = 0;
   mx::Dtype dtype = mx::float32;
   Arrangement arrangement = Arrangement::tokens_major;
@@ -27,10 +27,10 @@ struct Problem {
   int64_t position() const { return tokens - rows; }
   std::string str() const {
     std::ostringstream text;
-    text << format.keys << " / " << format.values << " dims " << format.key_dim << "/" << format.value_dim << " batch " << format.batch << " heads "
-         << format.heads << "x" << group << " tokens " << tokens << " rows " << rows << " split " << split << " (" << sink_tokens << ", " << window << ") "
-         << dtype << " arrangement " << static_cast<int>(arrangement) << " causal " << options.causal << " sliding " << options.sliding_window << " cap "
-         << options.soft_cap << " sinks " << sinks.size();
+    text << format.keys << " / " << format.values << " dims " << format.key_dim << "/" << format.value_dim << " batch " << format.batch
+         << " heads " << format.heads << "x" << group << " tokens " << tokens << " rows " << rows << " split " << split << " ("
+         << sink_tokens << ", " << window << ") " << dtype << " arrangement " << static_cast<int>(arrangement) << " causal "
+         << options.causal << " sliding " << options.sliding_window << " cap " << options.soft_cap << " sinks " << sinks.size();
     if (options.mask) text << " mask " << options.mask->shape() << " " << options.mask->dtype();
     return text.str();
   }
@@ -54,8 +54,10 @@ void sample_mask(Random& random, Problem& p) {
   std::normal_distribution<float> normal;
   for (float& x : values) x = one_in(random, 3) ? kMinusInfinity : boolean ? 0 : half_to_float(float_to_half(normal(random)));
   mx::array mask(values.data(), shape, mx::float32);
-  if (boolean) mask = mx::greater(mask, mx::array(-1.0f));
-  else mask = mx::astype(mask, pick<mx::Dtype>(random, {mx::float32, mx::float16}));
+  if (boolean)
+    mask = mx::greater(mask, mx::array(-1.0f));
+  else
+    mask = mx::astype(mask, pick<mx::Dtype>(random, {mx::float32, mx::float16}));
   p.options.mask = mask;
   p.mask.emplace(b, h, l, s);
   mx::array full = mx::contiguous(mx::broadcast_to(mx::array(values.data(), shape, mx::float32), {b, h, l, s}));
@@ -128,7 +130,8 @@ double tolerance(mx::Dtype dtype) { return dtype == mx::float32 ? 1e-5 : dtype =
 void check(Random& random, const Problem& p) {
   SCOPED_TRACE(p.str());
   const FormatOptions& f = p.format;
-  const Rows k = normal_rows(random, f.batch, f.heads, static_cast<int>(p.tokens), f.key_dim), v = normal_rows(random, f.batch, f.heads, static_cast<int>(p.tokens), f.value_dim);
+  const Rows k = normal_rows(random, f.batch, f.heads, static_cast<int>(p.tokens), f.key_dim),
+             v = normal_rows(random, f.batch, f.heads, static_cast<int>(p.tokens), f.value_dim);
   Rows q = normal_rows(random, f.batch, p.query_heads(), p.rows, f.key_dim);
   round_to(q, p.dtype);
   const Cache cache(p, arranged(k, p.dtype, p.arrangement), arranged(v, p.dtype, pick(random, kArrangements)));
@@ -203,7 +206,7 @@ TEST(KvAttend, RowsThatSeeNothingGiveZeros) {
     append(slab, arranged(normal_rows(random, 1, 1, 40, 64), mx::float32, Arrangement::heads_major),
            arranged(normal_rows(random, 1, 1, 40, 64), mx::float32, Arrangement::heads_major), 0, 40, kFast);
     const mx::array q = arranged(normal_rows(random, 1, 2, 4, 64), mx::float32, Arrangement::heads_major);
-    const std::vector<KvRead> reads{{&slab, 10, {}, {}, {}}};   // rows at positions 7, 8, 9 see nothing, the one at 10 sees one token
+    const std::vector<KvRead> reads{{&slab, 10, {}, {}, {}}};  // rows at positions 7, 8, 9 see nothing, the one at 10 sees one token
     AttendOptions hidden;
     hidden.mask = mx::array({false});
     AttendOptions with_sinks = hidden;
@@ -211,7 +214,8 @@ TEST(KvAttend, RowsThatSeeNothingGiveZeros) {
     for (const auto& choice : {kFast, kComposed}) {
       const Rows some = rows_of(ops::kv_attend(q, reads, {}, 7, choice).out, 2, 64);
       for (int h = 0; h < 2; ++h)
-        for (int t = 0; t < 4; ++t) EXPECT_EQ(std::all_of(some.row(0, h, t), some.row(0, h, t) + 64, [](float x) { return x == 0; }), t < 3);
+        for (int t = 0; t < 4; ++t)
+          EXPECT_EQ(std::all_of(some.row(0, h, t), some.row(0, h, t) + 64, [](float x) { return x == 0; }), t < 3);
       for (const AttendOptions& options : {hidden, with_sinks}) {
         const Rows none = rows_of(ops::kv_attend(q, reads, options, 36, choice).out, 2, 64);
         for (const float x : none.data) EXPECT_EQ(x, 0);
@@ -236,7 +240,7 @@ TEST(KvAttend, HiddenNanDoesNotSpread) {
       const KvSlab clean = cache();
       k.row(0, 0, 66)[3] = odd, v.row(0, 0, 66)[5] = odd;
       const KvSlab spoiled = cache();
-      AttendOptions masked;   // hides token 66 from the row at its position and later ones
+      AttendOptions masked;  // hides token 66 from the row at its position and later ones
       std::vector<float> mask(70, 0.0f);
       mask[66] = kMinusInfinity;
       masked.mask = mx::array(mask.data(), {70}, mx::float32);
@@ -248,7 +252,8 @@ TEST(KvAttend, HiddenNanDoesNotSpread) {
         return rows_of(ops::kv_attend(q, reads, options, 63, choice).out, 3, 80);
       };
       for (const auto& choice : {kFast, kComposed}) {
-        for (const AttendOptions& options : {masked, boolean}) EXPECT_LE(largest_error(attend(spoiled, options, choice), attend(clean, options, choice)), 1e-6);
+        for (const AttendOptions& options : {masked, boolean})
+          EXPECT_LE(largest_error(attend(spoiled, options, choice), attend(clean, options, choice)), 1e-6);
         const Rows causal = attend(spoiled, {}, choice), expected = attend(clean, {}, choice);
         for (int h = 0; h < 3; ++h)
           for (int t = 0; t < 3; ++t)

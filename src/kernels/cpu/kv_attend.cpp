@@ -7,8 +7,8 @@
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "kernels/cpu/kv_attend.cpp"
-#include "hwy/foreach_target.h"  // IWYU pragma: keep
 #include "hwy/contrib/math/math-inl.h"
+#include "hwy/foreach_target.h"  // IWYU pragma: keep
 #include "hwy/highway.h"
 #include "kernels/cpu/float_convert-inl.h"
 #include "kernels/cpu/kv_rotate-inl.h"
@@ -34,12 +34,14 @@ struct ScratchSizes {
   ScratchSizes(const KvAttend& p, int64_t row_tile)
       : rows(row_tile * (p.heads / p.kv_heads)), key_dim(padded(p.key_dim)), value_dim(padded(p.value_dim)), scalar_rows(1) {
     for (size_t i = 0; i < p.segment_count; ++i)
-      scalar_rows = std::max<size_t>({scalar_rows, static_cast<size_t>(p.segments[i].keys->scalar_rows), static_cast<size_t>(p.segments[i].values->scalar_rows)});
+      scalar_rows = std::max<size_t>(
+          {scalar_rows, static_cast<size_t>(p.segments[i].keys->scalar_rows), static_cast<size_t>(p.segments[i].values->scalar_rows)});
   }
   size_t padded_rows() const { return padded(static_cast<int64_t>(rows)); }
   size_t partial() const { return rows * value_dim + 2 * padded_rows(); }
   size_t total() const {
-    return rows * key_dim + codec::kTileTokens * (key_dim + value_dim + rows + 2 * scalar_rows) + std::max(key_dim, value_dim) * codec::kLanes + partial();
+    return rows * key_dim + codec::kTileTokens * (key_dim + value_dim + rows + 2 * scalar_rows) +
+           std::max(key_dim, value_dim) * codec::kLanes + partial();
   }
 };
 
@@ -49,13 +51,15 @@ struct Item {
 };
 inline Item item_of(const KvAttend& p, const KvAttendPlan& plan, size_t index) {
   const int64_t split = static_cast<int64_t>(index) % plan.splits, unit = static_cast<int64_t>(index) / plan.splits;
-  const int64_t tile = plan.row_tiles - 1 - unit / (p.batch * p.kv_heads);   // the longest rows first
+  const int64_t tile = plan.row_tiles - 1 - unit / (p.batch * p.kv_heads);  // the longest rows first
   const int64_t head = unit % (p.batch * p.kv_heads);
   return {head / p.kv_heads, head % p.kv_heads, tile * plan.row_tile, std::min(plan.row_tile, p.rows - tile * plan.row_tile), split};
 }
 
 // The tokens of a segment, as indices within it, that a row at `position` may see.
-struct Range { int64_t lo, hi; };
+struct Range {
+  int64_t lo, hi;
+};
 inline Range visible(const KvAttend& p, const KvSegment& s, int64_t position) {
   int64_t lo = std::max({s.first, s.lo_abs, position + s.lo_rel});
   int64_t hi = std::min(s.first + s.count, std::max(s.hi_abs, position + s.hi_rel));
@@ -111,8 +115,10 @@ void RotateRows(float* rows, size_t ld, size_t count, const codec::Rotation& rot
   for (size_t first = 0; first < count; first += codec::kLanes) {
     const size_t n = std::min<size_t>(codec::kLanes, count - first);
     RowsToBatch(rows + first * ld, ld, n, dim, batch);
-    if constexpr (kInverse) UnrotateBatch(batch, rotation);
-    else RotateBatch(batch, rotation);
+    if constexpr (kInverse)
+      UnrotateBatch(batch, rotation);
+    else
+      RotateBatch(batch, rotation);
     BatchToRows(batch, n, dim, rows + first * ld, ld);
   }
 }
@@ -137,13 +143,15 @@ inline void ScaleRow(float* row, float factor, size_t n) {
 
 inline void MultiplyRow(float* row, const float* factors) {
   const F d;
-  for (int i = 0; i < kTile; i += static_cast<int>(hn::Lanes(d))) hn::StoreU(hn::Mul(hn::LoadU(d, row + i), hn::LoadU(d, factors + i)), d, row + i);
+  for (int i = 0; i < kTile; i += static_cast<int>(hn::Lanes(d)))
+    hn::StoreU(hn::Mul(hn::LoadU(d, row + i), hn::LoadU(d, factors + i)), d, row + i);
 }
 
 inline void SoftCap(float* row, float cap) {
   const F d;
   const auto c = hn::Set(d, cap), inverse = hn::Set(d, 1 / cap);
-  for (int i = 0; i < kTile; i += static_cast<int>(hn::Lanes(d))) hn::StoreU(hn::Mul(c, hn::Tanh(d, hn::Mul(hn::LoadU(d, row + i), inverse))), d, row + i);
+  for (int i = 0; i < kTile; i += static_cast<int>(hn::Lanes(d)))
+    hn::StoreU(hn::Mul(c, hn::Tanh(d, hn::Mul(hn::LoadU(d, row + i), inverse))), d, row + i);
 }
 
 // What the mask adds to a score.
@@ -175,7 +183,7 @@ inline void SoftmaxRow(float* row, int64_t lo, int64_t hi, float& maximum, float
   auto top = hn::LoadU(d, row);
   for (int i = static_cast<int>(hn::Lanes(d)); i < kTile; i += static_cast<int>(hn::Lanes(d))) top = hn::Max(top, hn::LoadU(d, row + i));
   const float tile_maximum = hn::GetLane(hn::MaxOfLanes(d, top));
-  if (tile_maximum == kMinusInfinity) {   // nothing visible: no change, and no exp(-inf + inf)
+  if (tile_maximum == kMinusInfinity) {  // nothing visible: no change, and no exp(-inf + inf)
     std::fill(row, row + kTile, 0.0f);
     return;
   }
@@ -202,7 +210,8 @@ inline void AccumulateCarefully(const float* weights, const float* values, float
 }
 
 // Scores of one tile for all rows to weights; returns nothing when no row sees the tile.
-inline void Softmax(const KvAttend& p, const Item& item, const KvSegment& segment, int64_t tile_begin, const Scratch& s, const float* key_norms, const float* value_norms, size_t value_dim) {
+inline void Softmax(const KvAttend& p, const Item& item, const KvSegment& segment, int64_t tile_begin, const Scratch& s,
+                    const float* key_norms, const float* value_norms, size_t value_dim) {
   const int64_t group = p.heads / p.kv_heads;
   for (int64_t r = 0; r < item.row_count * group; ++r) {
     float* const row = s.scores + r * kTile;
@@ -246,12 +255,14 @@ inline void Finish(const KvAttend& p, const Item& item, const Scratch& s, const 
       factor = s.maxima[r] == kMinusInfinity ? 0.0f : std::exp(s.maxima[r] - top);
       sum = sum * factor + (sink == kMinusInfinity ? 0.0f : std::exp(sink - top));
     }
-    ScaleRow(s.outputs + r * n.value_dim, sum == 0 ? 0.0f : factor / sum, n.value_dim);   // a row that sees nothing gives zeros
+    ScaleRow(s.outputs + r * n.value_dim, sum == 0 ? 0.0f : factor / sum, n.value_dim);  // a row that sees nothing gives zeros
   }
   if (p.value_rotation) RotateRows<true>(s.outputs, n.value_dim, rows, *p.value_rotation, s.batch);
   for (int64_t r = 0; r < rows; ++r) {
-    const int64_t at = item.batch * p.out_batch_stride + (item.kv_head * group + r % group) * p.out_head_stride + (item.row_begin + r / group) * p.out_token_stride;
-    StoreRow(p.queries.type, s.outputs + r * n.value_dim, static_cast<char*>(p.out) + at * static_cast<int64_t>(size_of(p.queries.type)), p.value_dim);
+    const int64_t at = item.batch * p.out_batch_stride + (item.kv_head * group + r % group) * p.out_head_stride +
+                       (item.row_begin + r / group) * p.out_token_stride;
+    StoreRow(p.queries.type, s.outputs + r * n.value_dim, static_cast<char*>(p.out) + at * static_cast<int64_t>(size_of(p.queries.type)),
+             p.value_dim);
   }
 }
 
@@ -279,8 +290,10 @@ void KvAttendItem(const KvAttend& p, const KvAttendPlan& plan, size_t index, flo
   for (size_t i = 0; i < p.segment_count; ++i) {
     const KvSegment& segment = p.segments[i];
     const int64_t tiles = (segment.count + kTile - 1) / kTile;
-    const int64_t lo = visible(p, segment, p.position + item.row_begin).lo, hi = visible(p, segment, p.position + item.row_begin + item.row_count - 1).hi;
-    const int64_t first = std::max(std::max<int64_t>(from - seen, 0), lo / kTile), last = std::min(std::min(to - seen, tiles), (hi + kTile - 1) / kTile);
+    const int64_t lo = visible(p, segment, p.position + item.row_begin).lo,
+                  hi = visible(p, segment, p.position + item.row_begin + item.row_count - 1).hi;
+    const int64_t first = std::max(std::max<int64_t>(from - seen, 0), lo / kTile),
+                  last = std::min(std::min(to - seen, tiles), (hi + kTile - 1) / kTile);
     for (int64_t tile = first; tile < last; ++tile) Tile(p, item, segment, tile, s, n);
     seen += tiles;
   }
@@ -334,7 +347,9 @@ KvAttendPlan kv_attend_plan(const KvAttend& p, size_t threads) {
   // Enough items that the threads finish together, none of them shorter than two tiles.
   constexpr int64_t kItemsPerThread = 6, kTilesPerItem = 2;
   const int64_t wanted = (kItemsPerThread * static_cast<int64_t>(threads) + units - 1) / std::max<int64_t>(units, 1);
-  plan.splits = threads > 1 && units < kItemsPerThread * static_cast<int64_t>(threads) ? std::max<int64_t>(1, std::min(wanted, tiles / kTilesPerItem)) : 1;
+  plan.splits = threads > 1 && units < kItemsPerThread * static_cast<int64_t>(threads)
+                    ? std::max<int64_t>(1, std::min(wanted, tiles / kTilesPerItem))
+                    : 1;
   const ScratchSizes sizes(p, plan.row_tile);
   plan.items = static_cast<size_t>(units * plan.splits);
   plan.merges = plan.splits > 1 ? static_cast<size_t>(units) : 0;

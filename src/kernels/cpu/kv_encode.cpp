@@ -4,9 +4,9 @@
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "kernels/cpu/kv_encode.cpp"
-#include "hwy/foreach_target.h"  // IWYU pragma: keep
 #include "codec/affine.h"
 #include "codec/scalar.h"
+#include "hwy/foreach_target.h"  // IWYU pragma: keep
 #include "hwy/highway.h"
 #include "kernels/cpu/float_convert-inl.h"
 #include "kernels/cpu/kv_levels-inl.h"
@@ -23,8 +23,8 @@ inline constexpr size_t kEncodeBatch = codec::kLanes;
 struct EncodeBatch {
   size_t count = 0;
   const void* from[kEncodeBatch];
-  uint8_t* block[kEncodeBatch];    // the block that holds the token
-  int token[kEncodeBatch];         // within the block
+  uint8_t* block[kEncodeBatch];  // the block that holds the token
+  int token[kEncodeBatch];       // within the block
 };
 
 }  // namespace tersor::kernels
@@ -123,7 +123,8 @@ void QuantiseLevels(const codec::Codec& codec, const float* x, uint8_t* codes, f
     for (size_t i = 0; i < dim; ++i) {
       const auto v = hn::Load(d, x + i * kBatch + lane), y = hn::Mul(v, scale);
       auto code = hn::Zero(di);
-      for (int t = 0; t < (1 << kBits) - 1; ++t) code = hn::Sub(code, hn::VecFromMask(di, hn::RebindMask(di, hn::Gt(y, hn::Set(d, thresholds[t])))));
+      for (int t = 0; t < (1 << kBits) - 1; ++t)
+        code = hn::Sub(code, hn::VecFromMask(di, hn::RebindMask(di, hn::Gt(y, hn::Set(d, thresholds[t])))));
       const auto level = table(code);
       product = hn::MulAdd(v, level, product);
       square = hn::MulAdd(level, level, square);
@@ -216,8 +217,10 @@ inline void EncodeOne(const KvEncode& p, const EncodeBatch& batch) {
     case codec::Family::affine: EncodeAffine(p, batch, x, codes); break;
     case codec::Family::turboquant: EncodeTurboquant(p, batch, x, codes); break;
   }
-  if (layout.role == codec::Role::keys) Pack<true>(layout, batch, codes);
-  else Pack<false>(layout, batch, codes);
+  if (layout.role == codec::Role::keys)
+    Pack<true>(layout, batch, codes);
+  else
+    Pack<false>(layout, batch, codes);
 }
 
 }  // namespace encode
@@ -264,8 +267,10 @@ void kv_encode_task(const KvEncode& p, size_t task) {
   const int64_t begin = static_cast<int64_t>(task) * units.per_task;
   for (int64_t unit = begin; unit < std::min(begin + units.per_task, units.total); ++unit) {
     const int64_t block = units.first_block + unit % units.blocks, head = unit / units.blocks % p.heads, b = unit / units.blocks / p.heads;
-    uint8_t* const at = p.blocks + static_cast<size_t>(b) * p.batch_stride + static_cast<size_t>(head) * p.head_stride + static_cast<size_t>(block) * p.layout->block_bytes;
-    const int64_t low = std::max(p.first, block * units.block_tokens), high = std::min(p.first + p.tokens, (block + 1) * units.block_tokens);
+    uint8_t* const at = p.blocks + static_cast<size_t>(b) * p.batch_stride + static_cast<size_t>(head) * p.head_stride +
+                        static_cast<size_t>(block) * p.layout->block_bytes;
+    const int64_t low = std::max(p.first, block * units.block_tokens),
+                  high = std::min(p.first + p.tokens, (block + 1) * units.block_tokens);
     for (int64_t token = low; token < high; ++token) {
       batch.from[batch.count] = p.rows.row(b, head, token - p.first);
       batch.block[batch.count] = at;

@@ -12,13 +12,13 @@ namespace tersor::kernels {
 
 struct KvEncode {
   const codec::Layout* layout = nullptr;
-  const codec::Rotation* rotation = nullptr;   // applied before encoding; null: none
-  bool sanitise = true;                        // NaN becomes 0, magnitudes are clamped to half precision's range
-  KvRows rows;                                 // [batch][heads][tokens][dim]
+  const codec::Rotation* rotation = nullptr;  // applied before encoding; null: none
+  bool sanitise = true;                       // NaN becomes 0, magnitudes are clamped to half precision's range
+  KvRows rows;                                // [batch][heads][tokens][dim]
   int64_t batch = 0, heads = 0, tokens = 0;
-  uint8_t* blocks = nullptr;                   // of batch 0, head 0
-  size_t batch_stride = 0, head_stride = 0;    // bytes
-  int64_t first = 0;                           // index of the first new token within the blocks
+  uint8_t* blocks = nullptr;                 // of batch 0, head 0
+  size_t batch_stride = 0, head_stride = 0;  // bytes
+  int64_t first = 0;                         // index of the first new token within the blocks
 };
 
 /// The work comes in independent tasks (no two touch the same block), to be run in any order, by any threads.

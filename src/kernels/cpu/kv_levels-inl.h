@@ -21,7 +21,7 @@ using VF = hn::Vec<F>;
 using VI = hn::Vec<I>;
 
 #if HWY_TARGET == HWY_AVX3 || HWY_TARGET == HWY_AVX3_DL
-constexpr int kRegisterBits = 4;    // one register holds 16 levels
+constexpr int kRegisterBits = 4;  // one register holds 16 levels
 #elif HWY_TARGET == HWY_AVX2
 constexpr int kRegisterBits = 3;
 #else

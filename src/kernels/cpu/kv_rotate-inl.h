@@ -18,7 +18,7 @@ namespace tersor::kernels::HWY_NAMESPACE {
 namespace rotate {
 namespace hn = hwy::HWY_NAMESPACE;
 
-constexpr size_t kBatch = codec::kLanes;                 // vectors in one batch: [dim][kBatch] floats
+constexpr size_t kBatch = codec::kLanes;  // vectors in one batch: [dim][kBatch] floats
 using Tag = hn::CappedTag<float, kBatch>;
 
 // Butterflies within runs of `power` rows.
@@ -49,11 +49,13 @@ void CoreProduct(float* x, const codec::Rotation& rotation) {
       for (size_t lane = 0; lane < kBatch; lane += hn::Lanes(d)) {
         auto sum = hn::Zero(d);
         for (size_t c = 0; c < core; ++c)
-          sum = hn::MulAdd(hn::Set(d, matrix[kTranspose ? c * core + r : r * core + c]), hn::Load(d, x + (c * power + i) * kBatch + lane), sum);
+          sum = hn::MulAdd(hn::Set(d, matrix[kTranspose ? c * core + r : r * core + c]), hn::Load(d, x + (c * power + i) * kBatch + lane),
+                           sum);
         hn::Store(sum, d, mixed + r * kBatch + lane);
       }
     for (size_t r = 0; r < core; ++r)
-      for (size_t lane = 0; lane < kBatch; lane += hn::Lanes(d)) hn::Store(hn::Load(d, mixed + r * kBatch + lane), d, x + (r * power + i) * kBatch + lane);
+      for (size_t lane = 0; lane < kBatch; lane += hn::Lanes(d))
+        hn::Store(hn::Load(d, mixed + r * kBatch + lane), d, x + (r * power + i) * kBatch + lane);
   }
 }
 

@@ -15,7 +15,8 @@ struct KvRows {
   int64_t batch_stride = 0, head_stride = 0, token_stride = 0;
 
   const void* row(int64_t batch, int64_t head, int64_t token) const {
-    return static_cast<const char*>(data) + (batch * batch_stride + head * head_stride + token * token_stride) * static_cast<int64_t>(size_of(type));
+    return static_cast<const char*>(data) +
+           (batch * batch_stride + head * head_stride + token * token_stride) * static_cast<int64_t>(size_of(type));
   }
 };
 

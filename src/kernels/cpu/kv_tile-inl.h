@@ -19,12 +19,12 @@ HWY_BEFORE_NAMESPACE();
 namespace tersor::kernels::HWY_NAMESPACE {
 namespace tile_decode {
 namespace hn = hwy::HWY_NAMESPACE;
+using codec::kLanes;
+using codec::kTileTokens;
 using levels::F;
 using levels::I;
 using levels::VF;
 using levels::VI;
-using codec::kLanes;
-using codec::kTileTokens;
 
 // Tokens one row of a plane holds, in lanes of vectors: rows of 64 bytes are read as 16 / Lanes vectors.
 constexpr size_t kQuads = kTileTokens / 4;
@@ -48,10 +48,14 @@ HWY_INLINE VI Field(VI row, int field) {
 // Rows of one plane by (quad of dims, group of 16 tokens) for keys and (16 dims, quad of tokens) for values.
 template <int kBits>
 HWY_INLINE VI KeyCodes(const uint8_t* plane, size_t quad, size_t group, size_t lane) {
-  if constexpr (kBits == 8) return LoadLanes(plane + (quad * 4 + group) * codec::kRowBytes, lane);
-  else if constexpr (kBits == 4) return Field<4>(LoadLanes(plane + (quad * 2 + group / 2) * codec::kRowBytes, lane), group % 2);
-  else if constexpr (kBits == 2) return Field<2>(LoadLanes(plane + quad * codec::kRowBytes, lane), group);
-  else return Field<1>(LoadLanes(plane + quad / 2 * codec::kRowBytes, lane), group + 4 * (quad % 2));
+  if constexpr (kBits == 8)
+    return LoadLanes(plane + (quad * 4 + group) * codec::kRowBytes, lane);
+  else if constexpr (kBits == 4)
+    return Field<4>(LoadLanes(plane + (quad * 2 + group / 2) * codec::kRowBytes, lane), group % 2);
+  else if constexpr (kBits == 2)
+    return Field<2>(LoadLanes(plane + quad * codec::kRowBytes, lane), group);
+  else
+    return Field<1>(LoadLanes(plane + quad / 2 * codec::kRowBytes, lane), group + 4 * (quad % 2));
 }
 template <int kBits>
 HWY_INLINE VI ValueCodes(const uint8_t* plane, size_t lanes_of_dims, size_t quad, size_t lane) {
@@ -63,20 +67,26 @@ HWY_INLINE VI ValueCodes(const uint8_t* plane, size_t lanes_of_dims, size_t quad
 template <int kBits, bool kKeys>
 HWY_INLINE VI Codes(const uint8_t* low, const uint8_t* high, size_t outer, size_t inner, size_t lane) {
   const auto plane = [&]<int kPlaneBits>(const uint8_t* at) {
-    if constexpr (kKeys) return KeyCodes<kPlaneBits>(at, outer, inner, lane);
-    else return ValueCodes<kPlaneBits>(at, outer, inner, lane);
+    if constexpr (kKeys)
+      return KeyCodes<kPlaneBits>(at, outer, inner, lane);
+    else
+      return ValueCodes<kPlaneBits>(at, outer, inner, lane);
   };
   // Planes come widest first, and the widest holds the low bits: 3 = 2 + 1, 5 = 4 + 1, 6 = 4 + 2.
   constexpr int kLow = kBits == 8 ? 8 : kBits >= 4 ? 4 : kBits >= 2 ? 2 : 1;
   const VI codes = plane.template operator()<kLow>(low);
-  if constexpr (kBits == kLow) return codes;
-  else return hn::Or(codes, hn::ShiftLeft<kLow>(plane.template operator()<kBits - kLow>(high)));
+  if constexpr (kBits == kLow)
+    return codes;
+  else
+    return hn::Or(codes, hn::ShiftLeft<kLow>(plane.template operator()<kBits - kLow>(high)));
 }
 
 template <int kByte>
 HWY_INLINE VI Byte(VI codes) {
-  if constexpr (kByte == 3) return hn::BitCast(I(), hn::ShiftRight<24>(hn::BitCast(hn::RebindToUnsigned<I>(), codes)));
-  else return hn::And(hn::ShiftRight<8 * kByte>(codes), hn::Set(I(), 0xff));
+  if constexpr (kByte == 3)
+    return hn::BitCast(I(), hn::ShiftRight<24>(hn::BitCast(hn::RebindToUnsigned<I>(), codes)));
+  else
+    return hn::And(hn::ShiftRight<8 * kByte>(codes), hn::Set(I(), 0xff));
 }
 
 // Codes to numbers. Turboquant: levels, the norm stays apart. Affine: code * scale + bias, both given for the lanes.
@@ -173,15 +183,17 @@ void DecodeValues(const codec::Layout& layout, const uint8_t* block, const float
 
 template <int kBits, class Map>
 void DecodeCodes(const codec::Layout& layout, const uint8_t* block, const float* scales, float* tile) {
-  if (layout.role == codec::Role::keys) DecodeKeys<kBits, Map>(layout, block, scales, tile);
-  else DecodeValues<kBits, Map>(layout, block, scales, tile);
+  if (layout.role == codec::Role::keys)
+    DecodeKeys<kBits, Map>(layout, block, scales, tile);
+  else
+    DecodeValues<kBits, Map>(layout, block, scales, tile);
 }
 
 // `full`: converts whole blocks of 16 tokens. Returns whether all numbers are finite.
 template <Dtype kType>
 bool DecodeFull(const codec::Layout& layout, const uint8_t* blocks, int tokens, float* tile) {
   VF odd = hn::Zero(F());
-  const size_t row = layout.role == codec::Role::keys ? kLanes : layout.padded_dim;              // numbers in one stored row
+  const size_t row = layout.role == codec::Role::keys ? kLanes : layout.padded_dim;  // numbers in one stored row
   const size_t ld = layout.role == codec::Role::keys ? kTileTokens : layout.padded_dim;
   for (int first = 0; first < tokens; first += codec::kFullBlockTokens, blocks += layout.block_bytes) {
     float* to = layout.role == codec::Role::keys ? tile + first : tile + first * ld;
@@ -198,8 +210,8 @@ bool DecodeFull(const codec::Layout& layout, const uint8_t* blocks, int tokens, 
 
 /// What a decoded tile is besides its numbers.
 struct TileFacts {
-  bool finite = true;                // no infinity or NaN among the numbers
-  const float* norms = nullptr;      // [64]: numbers of token t are to be multiplied by norms[t]; null: by 1
+  bool finite = true;            // no infinity or NaN among the numbers
+  const float* norms = nullptr;  // [64]: numbers of token t are to be multiplied by norms[t]; null: by 1
 };
 
 /// Decodes `tokens` (1..64) tokens from the start of `blocks` into `tile`: keys [padded dim][64], values [64][padded dim].
