@@ -29,13 +29,14 @@ struct Result {
   int depth = 0;
   cache::KvSpec spec;
   uint64_t bytes = 0;
-  std::vector<double> samples;   // milliseconds
+  std::vector<double> samples;  // milliseconds
   double gigabytes_per_second() const { return median(samples) > 0 ? static_cast<double>(bytes) / median(samples) / 1e6 : 0; }
 };
 
 cache::LayerCache fill(const Options& options, const cache::KvSpec& spec, int depth) {
   const cache::LayerShape shape{1, options.kv_heads, options.head_dim, options.head_dim};
-  cache::LayerCache layer(spec.keys, spec.values, spec.window, spec.sinks, shape, parse_dtype(options.dtype), ops::parse_policy(options.kernels));
+  cache::LayerCache layer(spec.keys, spec.values, spec.window, spec.sinks, shape, parse_dtype(options.dtype),
+                          ops::parse_policy(options.kernels));
   layer.reserve(depth);
   for (int done = 0; done < depth; done += kFillChunk) {
     throw_if_interrupted();
@@ -59,7 +60,7 @@ std::vector<Result> measure_depth(const Options& options, std::span<const cache:
   mx::array q = mx::random::normal({1, options.heads, options.rows, options.head_dim});
   mx::eval(q);
   const auto attend = [&](size_t i) { return 1e3 * timed([&] { mx::eval(layers[i].attend(q)); }); };
-  for (size_t i = 0; i < layers.size(); ++i) attend(i);   // first runs load code and pages
+  for (size_t i = 0; i < layers.size(); ++i) attend(i);  // first runs load code and pages
   alternate(layers.size(), options.repeat, [&](size_t i) { results[i].samples.push_back(attend(i)); });
   return results;
 }
@@ -74,17 +75,17 @@ Json as_json(const std::vector<Result>& results, const Options& options) {
                     {"samples", result.samples},
                     {"bytes", result.bytes},
                     {"gb_s", result.gigabytes_per_second()}});
-  return {{"benchmark", "attention"}, {"heads", options.heads}, {"kv_heads", options.kv_heads},
-          {"head_dim", options.head_dim}, {"rows", options.rows}, {"repeat", options.repeat},
-          {"kernels", options.kernels}, {"machine", to_json(describe_machine())}, {"results", list}};
+  return {{"benchmark", "attention"}, {"heads", options.heads},   {"kv_heads", options.kv_heads}, {"head_dim", options.head_dim},
+          {"rows", options.rows},     {"repeat", options.repeat}, {"kernels", options.kernels},   {"machine", to_json(describe_machine())},
+          {"results", list}};
 }
 
 std::string as_table(const std::vector<Result>& results) {
   Rows rows{{"kv", "depth", "attend ms", "lowest", "highest", "bytes", "GB/s"}};
   for (const auto& r : results) {
     const auto [low, high] = std::minmax_element(r.samples.begin(), r.samples.end());
-    rows.push_back({kv_name(r.spec), std::to_string(r.depth), fixed(median(r.samples), 3), fixed(*low, 3), fixed(*high, 3), human_bytes(r.bytes),
-                    fixed(r.gigabytes_per_second(), 2)});
+    rows.push_back({kv_name(r.spec), std::to_string(r.depth), fixed(median(r.samples), 3), fixed(*low, 3), fixed(*high, 3),
+                    human_bytes(r.bytes), fixed(r.gigabytes_per_second(), 2)});
   }
   return table(rows);
 }
@@ -93,8 +94,10 @@ void check(const Options& options) {
   if (options.heads % options.kv_heads != 0)
     throw Error("--heads " + std::to_string(options.heads) + " is not a multiple of --kv-heads " + std::to_string(options.kv_heads));
   for (const int depth : options.depths) {
-    const uint64_t bytes = uint64_t{8} * static_cast<uint64_t>(depth) * static_cast<uint64_t>(options.kv_heads) * static_cast<uint64_t>(options.head_dim);
-    if (bytes > memory_limit() / 4) throw Error("--depth " + std::to_string(depth) + " needs " + human_bytes(bytes) + " a cache; use a smaller one");
+    const uint64_t bytes =
+        uint64_t{8} * static_cast<uint64_t>(depth) * static_cast<uint64_t>(options.kv_heads) * static_cast<uint64_t>(options.head_dim);
+    if (bytes > memory_limit() / 4)
+      throw Error("--depth " + std::to_string(depth) + " needs " + human_bytes(bytes) + " a cache; use a smaller one");
     if (options.rows > depth) throw Error("--rows " + std::to_string(options.rows) + " exceeds --depth " + std::to_string(depth));
   }
 }
@@ -105,8 +108,10 @@ int run(const Options& options) {
   std::vector<Result> results;
   for (const int depth : options.depths)
     for (auto& result : measure_depth(options, specs, depth)) results.push_back(std::move(result));
-  if (options.json) print_json(as_json(results, options));
-  else print(as_table(results));
+  if (options.json)
+    print_json(as_json(results, options));
+  else
+    print(as_table(results));
   return 0;
 }
 
@@ -114,8 +119,9 @@ int run(const Options& options) {
 
 void add_bench_attention(CLI::App& parent, Commands& commands) {
   CLI::App* app = parent.add_subcommand(
-      "attention", "Measure attention of one layer over a cache of random keys and values: milliseconds a call, and the cache's bytes over that time. "
-                   "The settings take turns; the figure is the median.");
+      "attention",
+      "Measure attention of one layer over a cache of random keys and values: milliseconds a call, and the cache's bytes over that time. "
+      "The settings take turns; the figure is the median.");
   app->footer("Example: tersor bench attention --heads 32 --kv-heads 8 --head-dim 128 --depth 8192 --kv full --kv turboquant:4");
   auto options = std::make_shared<Options>();
   app->add_option("--heads", options->heads, "Query heads")->type_name("N")->check(whole(1, 1024))->capture_default_str();
@@ -128,8 +134,10 @@ void add_bench_attention(CLI::App& parent, Commands& commands) {
       ->allow_extra_args(false)
       ->check(whole(1, kMostTokens))
       ->default_str("512,4096");
-  options->kv.add(*app, true, "full and the recommended one");
-  app->add_option("--kernels", options->kernels, "auto, require a fast kernel, or forbid them")->type_name("auto|require|forbid")->capture_default_str();
+  options->kv.add(*app, true, "full and " + kv_name(cache::KvSpec::recommended()));
+  app->add_option("--kernels", options->kernels, "auto, require a fast kernel, or forbid them")
+      ->type_name("auto|require|forbid")
+      ->capture_default_str();
   app->add_option("--dtype", options->dtype, "What `full` caches store")->type_name("f16|bf16|f32")->capture_default_str();
   app->add_option("--repeat", options->repeat, "Samples of each setting")->type_name("R")->check(whole(1, 100000))->capture_default_str();
   add_json(*app, options->json);

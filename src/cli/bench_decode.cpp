@@ -45,8 +45,12 @@ std::vector<int32_t> random_tokens(int count, int vocab) {
 // One setting at one depth: a prompt in its cache, to which every measurement returns.
 class Arm {
  public:
-  Arm(const Options& options, const model::Transformer& model, const cache::KvSpec& spec, std::span<const int32_t> tokens, Progress& progress)
-      : model_(model), steps_(options.steps), cache_(model.make_cache(spec, options.model.full_dtype())), depth_(static_cast<int64_t>(tokens.size())) {
+  Arm(const Options& options, const model::Transformer& model, const cache::KvSpec& spec, std::span<const int32_t> tokens,
+      Progress& progress)
+      : model_(model),
+        steps_(options.steps),
+        cache_(model.make_cache(spec, options.model.full_dtype())),
+        depth_(static_cast<int64_t>(tokens.size())) {
     result_.depth = static_cast<int>(depth_);
     result_.spec = spec;
     cache_.reserve(depth_ + steps_);
@@ -60,7 +64,7 @@ class Arm {
     result_.kv_bytes = cache_.bytes();
     result_.kv_bytes_full = cache_.bytes_full();
     if (cache_.trimmable() < steps_ || !returns_by_trimming()) original_ = std::make_unique<cache::KvCache>(cache_.copy());
-    decode();   // first steps load code and pages
+    decode();  // first steps load code and pages
     restore();
   }
 
@@ -106,7 +110,8 @@ class Arm {
   Result result_;
 };
 
-std::vector<Result> measure_depth(const Options& options, const model::Transformer& model, std::span<const cache::KvSpec> specs, int depth) {
+std::vector<Result> measure_depth(const Options& options, const model::Transformer& model, std::span<const cache::KvSpec> specs,
+                                  int depth) {
   Progress progress("prompt");
   const auto tokens = random_tokens(depth, model.config().vocab);
   std::vector<std::unique_ptr<Arm>> arms;
@@ -143,8 +148,14 @@ Json as_json(const std::vector<Result>& results, const Options& options) {
                     {"kv_bytes", result.kv_bytes},
                     {"kv_bytes_full", result.kv_bytes_full},
                     {"peak_bytes", result.peak_bytes}});
-  return {{"benchmark", "decode"},      {"model", options.model.path},       {"precision_class", "same weights"}, {"steps", options.steps},
-          {"repeat", options.repeat}, {"kernels", options.model.kernels}, {"dtype", options.model.dtype},      {"machine", to_json(describe_machine())},
+  return {{"benchmark", "decode"},
+          {"model", options.model.path},
+          {"precision_class", "same weights"},
+          {"steps", options.steps},
+          {"repeat", options.repeat},
+          {"kernels", options.model.kernels},
+          {"dtype", options.model.dtype},
+          {"machine", to_json(describe_machine())},
           {"results", list}};
 }
 
@@ -152,8 +163,8 @@ std::string as_table(const std::vector<Result>& results) {
   Rows rows{{"kv", "depth", "prefill tok/s", "decode tok/s", "lowest", "highest", "cache", "of full", "peak"}};
   for (const auto& r : results) {
     const auto [low, high] = std::minmax_element(r.samples.begin(), r.samples.end());
-    rows.push_back({kv_name(r.spec), std::to_string(r.depth), fixed(r.prefill_tok_s, 1), fixed(median(r.samples), 1), fixed(*low, 1), fixed(*high, 1),
-                    human_bytes(r.kv_bytes), human_bytes(r.kv_bytes_full), human_bytes(r.peak_bytes)});
+    rows.push_back({kv_name(r.spec), std::to_string(r.depth), fixed(r.prefill_tok_s, 1), fixed(median(r.samples), 1), fixed(*low, 1),
+                    fixed(*high, 1), human_bytes(r.kv_bytes), human_bytes(r.kv_bytes_full), human_bytes(r.peak_bytes)});
   }
   return table(rows);
 }
@@ -169,8 +180,10 @@ int run(const Options& options) {
   std::vector<Result> results;
   for (const int depth : options.depths)
     for (auto& result : measure_depth(options, model, specs, depth)) results.push_back(std::move(result));
-  if (options.json) print_json(as_json(results, options));
-  else print(as_table(results));
+  if (options.json)
+    print_json(as_json(results, options));
+  else
+    print(as_table(results));
   return 0;
 }
 
@@ -178,12 +191,13 @@ int run(const Options& options) {
 
 void add_bench_decode(CLI::App& parent, Commands& commands) {
   CLI::App* app = parent.add_subcommand(
-      "decode", "Measure decoding one token at a time behind a prompt of each depth. The settings take turns in every repeat, the order turns round "
-                "each time, and the figure is the median; all settings run the same weights.");
+      "decode",
+      "Measure decoding one token at a time behind a prompt of each depth. The settings take turns in every repeat, the order turns round "
+      "each time, and the figure is the median; all settings run the same weights.");
   app->footer("Example: tersor bench decode --model SmolLM2.gguf --depth 512,4096 --kv full --kv turboquant:4");
   auto options = std::make_shared<Options>();
   options->model.add(*app);
-  options->kv.add(*app, true, "full and the recommended one");
+  options->kv.add(*app, true, "full and " + kv_name(cache::KvSpec::recommended()));
   app->add_option("--depth", options->depths, "Tokens in the cache before decoding")
       ->type_name("LIST")
       ->delimiter(',')
@@ -192,7 +206,10 @@ void add_bench_decode(CLI::App& parent, Commands& commands) {
       ->default_str("512,4096");
   app->add_option("--steps", options->steps, "Tokens a sample decodes")->type_name("N")->check(whole(1, 100000))->capture_default_str();
   app->add_option("--repeat", options->repeat, "Samples of each setting")->type_name("R")->check(whole(1, 1000))->capture_default_str();
-  app->add_option("--chunk", options->chunk, "Prompt tokens processed at a time")->type_name("N")->check(whole(1, kMostChunk))->capture_default_str();
+  app->add_option("--chunk", options->chunk, "Prompt tokens processed at a time")
+      ->type_name("N")
+      ->check(whole(1, kMostChunk))
+      ->capture_default_str();
   add_json(*app, options->json);
   commands.push_back({app, [options] { return run(*options); }});
 }

@@ -72,13 +72,20 @@ class Chat {
     const size_t space = line.find(' ');
     const std::string name = line.substr(0, space), argument = space == std::string::npos ? "" : line.substr(space + 1);
     if (name == "/quit") return false;
-    if (name == "/help") note(kHelp);
-    else if (name == "/reset") reset();
-    else if (name == "/stats") note(last_ ? generation_report(*last_, session_.cache, memory_) : "nothing said yet");
-    else if (name == "/save" && !argument.empty()) save(argument);
-    else if (name == "/load" && !argument.empty()) load(argument);
-    else if (name == "/save" || name == "/load") throw Error(name + " needs a file name");
-    else throw Error("unknown command \"" + name + "\": /help lists the commands");
+    if (name == "/help")
+      note(kHelp);
+    else if (name == "/reset")
+      reset();
+    else if (name == "/stats")
+      note(last_ ? generation_report(*last_, session_.cache, memory_) : "nothing said yet");
+    else if (name == "/save" && !argument.empty())
+      save(argument);
+    else if (name == "/load" && !argument.empty())
+      load(argument);
+    else if (name == "/save" || name == "/load")
+      throw Error(name + " needs a file name");
+    else
+      throw Error("unknown command \"" + name + "\": /help lists the commands");
     return true;
   }
 
@@ -102,8 +109,10 @@ class Chat {
       note("(stopped before the reply)");
     }
     if (!interactive_ && interrupt_pending()) throw Interrupted{};
-    if (options_.json && last_) print_json_line(turn_json());
-    else print("\n");
+    if (options_.json && last_)
+      print_json_line(turn_json());
+    else
+      print("\n");
     clear_interrupt();
   }
 
@@ -158,14 +167,15 @@ int run(const Options& options) {
 }  // namespace
 
 void add_chat(CLI::App& parent, Commands& commands) {
-  CLI::App* app = parent.add_subcommand(
-      "chat", "Talk to a model, one line a turn, on one cache that keeps growing. With a pipe as standard input each line is a turn; with --json each "
-              "reply is one object on one line.");
+  CLI::App* app = parent.add_subcommand("chat",
+                                        "Talk to a model, one line a turn, on one cache that keeps growing. With a pipe as standard input "
+                                        "each line is a turn; with --json each "
+                                        "reply is one object on one line.");
   app->footer("Example: tersor chat --model SmolLM2.gguf --kv turboquant:4\n\nWhile it runs:\n" + std::string(kHelp));
   auto options = std::make_shared<Options>();
   options->model.add(*app);
   app->add_option("--system", options->system, "System message at the start")->type_name("TEXT");
-  options->kv.add(*app, false, "the recommended one");
+  options->kv.add(*app, false, kv_name(cache::KvSpec::recommended()));
   options->kv.add_halves(*app);
   options->generation.add(*app);
   add_json(*app, options->json);

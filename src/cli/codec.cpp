@@ -29,7 +29,7 @@ std::vector<codec::Spec> listed_codecs() {
       try {
         specs.push_back(codec::Spec::parse(std::string(family).append(":").append(std::to_string(bits))));
       } catch (const Error&) {
-        continue;   // not a width of this family
+        continue;  // not a width of this family
       }
     }
   return specs;
@@ -39,7 +39,7 @@ std::optional<double> bits_at(const codec::Spec& spec, int dim) {
   try {
     return codec::Codec::make(spec, codec::Role::keys, dim)->bits_per_element();
   } catch (const Error&) {
-    return std::nullopt;   // no vectors of this size
+    return std::nullopt;  // no vectors of this size
   }
 }
 
@@ -57,7 +57,11 @@ Json codec_json(const codec::Spec& spec) {
     bits[std::to_string(dim)] = value ? Json(*value) : Json();
     ratios[std::to_string(dim)] = value ? Json(kFullBits / *value) : Json();
   }
-  return {{"codec", spec.str()}, {"family", codec::name_of(spec.family)}, {"parameters", parameters(spec)}, {"bits_per_element", bits}, {"ratio", ratios}};
+  return {{"codec", spec.str()},
+          {"family", codec::name_of(spec.family)},
+          {"parameters", parameters(spec)},
+          {"bits_per_element", bits},
+          {"ratio", ratios}};
 }
 
 int run_list(bool json) {
@@ -78,7 +82,7 @@ int run_list(bool json) {
       rows.back().push_back(value ? fixed(kFullBits / *value, 2) : "-");
     }
   }
-  print(table(rows) + "\n" + codec::known_codecs());
+  print(table(rows) + "\n" + codec::known_codecs() + "\n");
   return 0;
 }
 
@@ -120,16 +124,22 @@ int run_roundtrip(const RoundtripOptions& options) {
   write_npy(options.out, array.shape, array.values);
   const size_t vectors = array.values.size() / static_cast<size_t>(codec->dim());
   if (options.json)
-    print_json({{"codec", spec.str()}, {"role", options.role}, {"dim", codec->dim()}, {"vectors", vectors},
-                {"bits_per_element", codec->bits_per_element()}, {"relative_error", error}, {"out", options.out}});
+    print_json({{"codec", spec.str()},
+                {"role", options.role},
+                {"dim", codec->dim()},
+                {"vectors", vectors},
+                {"bits_per_element", codec->bits_per_element()},
+                {"relative_error", error},
+                {"out", options.out}});
   else
-    print(spec.str() + ": " + std::to_string(vectors) + " vectors of " + std::to_string(codec->dim()) + ", " + fixed(codec->bits_per_element(), 3) +
-          " bits per element, relative error " + brief(error) + "\n");
+    print(spec.str() + ": " + std::to_string(vectors) + " vectors of " + std::to_string(codec->dim()) + ", " +
+          fixed(codec->bits_per_element(), 3) + " bits per element, relative error " + brief(error) + "\n");
   return 0;
 }
 
 void add_list(CLI::App& parent, Commands& commands) {
-  CLI::App* app = parent.add_subcommand("list", "List the codecs: parameters, bits per element with scalars, and the ratio to 16 bits by head size.");
+  CLI::App* app =
+      parent.add_subcommand("list", "List the codecs: parameters, bits per element with scalars, and the ratio to 16 bits by head size.");
   app->footer("Example: tersor codec list --json");
   auto json = std::make_shared<bool>(false);
   add_json(*app, *json);
@@ -137,7 +147,8 @@ void add_list(CLI::App& parent, Commands& commands) {
 }
 
 void add_roundtrip(CLI::App& parent, Commands& commands) {
-  CLI::App* app = parent.add_subcommand("roundtrip", "Encode and decode the vectors of a .npy file and say how far they moved. The last axis is the vector.");
+  CLI::App* app = parent.add_subcommand(
+      "roundtrip", "Encode and decode the vectors of a .npy file and say how far they moved. The last axis is the vector.");
   app->footer("Example: tersor codec roundtrip --kv turboquant:4 --in keys.npy --out decoded.npy");
   auto options = std::make_shared<RoundtripOptions>();
   app->add_option("--kv", options->kv, "Codec")->required()->type_name("CODEC");

@@ -47,13 +47,12 @@ Json as_json(const model::Evaluation& evaluation) {
 }
 
 std::string as_table(const std::vector<model::Evaluation>& evaluations) {
-  Rows rows{
-      {"kv", "perplexity", "full", "top-1 %", "KL mean", "KL p99", "KL max", "logit mean", "max", "bytes", "ratio", kPolicy}};
+  Rows rows{{"kv", "perplexity", "full", "top-1 %", "KL mean", "KL p99", "KL max", "logit mean", "max", "bytes", "ratio", kPolicy}};
   for (const auto& e : evaluations) {
     const model::Fidelity& f = e.fidelity;
-    rows.push_back({kv_name(e.spec), fixed(f.perplexity, 3), fixed(f.perplexity_full, 3), fixed(100 * f.top1_agreement, 2), brief(f.kl_mean),
-                    brief(f.kl_p99), brief(f.kl_max), brief(f.logit_error_mean), brief(f.logit_error_max), human_bytes(e.kv_bytes),
-                    fixed(ratio(e), 2), f.strict_passed() ? "passed" : "failed"});
+    rows.push_back({kv_name(e.spec), fixed(f.perplexity, 3), fixed(f.perplexity_full, 3), fixed(100 * f.top1_agreement, 2),
+                    brief(f.kl_mean), brief(f.kl_p99), brief(f.kl_max), brief(f.logit_error_mean), brief(f.logit_error_max),
+                    human_bytes(e.kv_bytes), fixed(ratio(e), 2), f.strict_passed() ? "passed" : "failed"});
   }
   return table(rows);
 }
@@ -101,15 +100,19 @@ int run(const Options& options) {
 
 void add_eval(CLI::App& parent, Commands& commands) {
   CLI::App* app = parent.add_subcommand(
-      "eval", "Measure what a compressed cache changes on a text. The same tokens run with a full-precision cache and with each codec, and the "
-              "logits at every position are compared: perplexity, KL divergence, agreement of the likeliest token, logit error.");
+      "eval",
+      "Measure what a compressed cache changes on a text. The same tokens run with a full-precision cache and with each codec, and the "
+      "logits at every position are compared: perplexity, KL divergence, agreement of the likeliest token, logit error.");
   app->footer("Example: tersor eval --model SmolLM2.gguf --text book.txt --tokens 2000 --kv affine:8 --kv turboquant:4");
   auto options = std::make_shared<Options>();
   options->model.add(*app);
   app->add_option("--text", options->text, "Text file; - reads standard input")->required()->type_name("FILE");
-  options->kv.add(*app, true, "the recommended one");
+  options->kv.add(*app, true, kv_name(cache::KvSpec::recommended()));
   app->add_option("--tokens", options->tokens, "Use only the first N tokens of the text")->type_name("N")->check(whole(2, kMostTokens));
-  app->add_option("--chunk", options->chunk, "Positions processed at a time")->type_name("N")->check(whole(1, kMostChunk))->capture_default_str();
+  app->add_option("--chunk", options->chunk, "Positions processed at a time")
+      ->type_name("N")
+      ->check(whole(1, kMostChunk))
+      ->capture_default_str();
   app->add_flag("--check", options->check, "Exit with 1 unless every codec passes the strict policy");
   add_json(*app, options->json);
   commands.push_back({app, [options] { return run(*options); }});

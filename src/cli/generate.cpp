@@ -24,10 +24,11 @@ struct Options {
 
 std::string prompt_text(const Options& options) {
   if (options.prompt && !options.prompt_file.empty()) throw Error("--prompt and --prompt-file exclude each other: give one");
-  if (!options.prompt && options.prompt_file.empty()) throw Error("no prompt: give --prompt TEXT, --prompt-file FILE, or --prompt - to read standard input");
+  if (!options.prompt && options.prompt_file.empty())
+    throw Error("no prompt: give --prompt TEXT, --prompt-file FILE, or --prompt - to read standard input");
   const bool file = !options.prompt || *options.prompt == "-";
   std::string text = file ? read_text(options.prompt ? "-" : options.prompt_file) : *options.prompt;
-  if (file && text.ends_with('\n')) text.pop_back();   // the one that editors add
+  if (file && text.ends_with('\n')) text.pop_back();  // the one that editors add
   if (text.empty()) throw Error("the prompt is empty: give some text");
   require_utf8(text, "--prompt");
   require_utf8(options.system, "--system");
@@ -91,8 +92,10 @@ int run(const Options& options) {
   if (!options.json) print("\n");
   if (generation.stop_reason == "interrupted") throw Interrupted{};
   if (!options.cache_out.empty()) save_session(session, options.cache_out, model);
-  if (options.json) print_json(as_json(generation, session, model, memory));
-  else note(generation_report(generation, session.cache, memory));
+  if (options.json)
+    print_json(as_json(generation, session, model, memory));
+  else
+    note(generation_report(generation, session.cache, memory));
   return 0;
 }
 
@@ -105,10 +108,11 @@ void add_generate(CLI::App& parent, Commands& commands) {
   auto options = std::make_shared<Options>();
   options->model.add(*app);
   app->add_option("-p,--prompt", options->prompt, "The prompt; - reads standard input")->type_name("TEXT");
-  app->add_option("-f,--prompt-file", options->prompt_file, "Read the prompt from a file (one newline at its end is dropped)")->type_name("FILE");
+  app->add_option("-f,--prompt-file", options->prompt_file, "Read the prompt from a file (one newline at its end is dropped)")
+      ->type_name("FILE");
   app->add_option("--system", options->system, "System message in front of the prompt")->type_name("TEXT");
   app->add_flag("--raw", options->raw, "Use the prompt as it is, without the model's chat format");
-  options->kv.add(*app, false, "the recommended one");
+  options->kv.add(*app, false, kv_name(cache::KvSpec::recommended()));
   options->kv.add_halves(*app);
   options->generation.add(*app);
   app->add_option("--prompt-cache-in", options->cache_in, "Go on from a saved cache; the prompt is the next turn")->type_name("FILE");

@@ -33,8 +33,6 @@ void require_exists(const std::string& path) {
   if (!std::filesystem::exists(path, code)) throw Error(path + ": no such file or folder; check the path");
 }
 
-
-
 std::string read_text(const std::string& path) {
   const std::string text = path == "-" ? read_stdin() : read_file(path);
   require_utf8(text, path == "-" ? "standard input" : path);

@@ -1,4 +1,3 @@
-#include <map>
 #include <memory>
 
 #include "cli/command.h"
@@ -16,8 +15,8 @@ struct Options {
 };
 
 std::string machine_text(const Machine& machine, const std::vector<ops::Choice>& kernels) {
-  std::string text = version_line() + "\n" + machine.cpu + ", SIMD " + machine.simd + ", " + std::to_string(machine.threads) + " threads, memory limit " +
-                     human_bytes(machine.memory_limit) + "\n\nKernels on this machine:\n";
+  std::string text = version_line() + "\n" + machine.cpu + ", SIMD " + machine.simd + ", " + std::to_string(machine.threads) +
+                     " threads, memory limit " + human_bytes(machine.memory_limit) + "\n\nKernels on this machine:\n";
   Rows rows{{"op", "problem", "kernel", "why"}};
   for (const auto& choice : kernels) rows.push_back({choice.op, choice.problem, choice.kernel, choice.reason});
   return text + columns(rows);
@@ -27,16 +26,10 @@ std::string model_text(const model::Inspection& inspection, bool every_tensor) {
   Rows facts;
   for (const auto& [key, value] : inspection.facts) facts.push_back({key, value});
   std::string text = columns(facts) + "\n";
-  if (every_tensor) {
-    Rows rows{{"tensor", "type", "shape", "bytes"}};
-    for (const auto& tensor : inspection.tensors) rows.push_back({tensor.name, tensor.type, tensor.shape, std::to_string(tensor.bytes)});
-    return text + columns(rows) + "\n";
-  }
-  struct Sum { size_t count = 0; uint64_t bytes = 0; };
-  std::map<std::string, Sum> types;
-  for (const auto& tensor : inspection.tensors) ++types[tensor.type].count, types[tensor.type].bytes += tensor.bytes;
-  for (const auto& [type, sum] : types) text += std::to_string(sum.count) + " tensors of " + type + ", " + human_bytes(sum.bytes) + "\n";
-  return text + "\n";
+  if (!every_tensor) return text;
+  Rows rows{{"tensor", "type", "shape", "bytes"}};
+  for (const auto& tensor : inspection.tensors) rows.push_back({tensor.name, tensor.type, tensor.shape, std::to_string(tensor.bytes)});
+  return text + columns(rows) + "\n";
 }
 
 Json model_json(const std::string& path, const model::Inspection& inspection) {
@@ -71,7 +64,8 @@ int run(const Options& options) {
 
 void add_inspect(CLI::App& parent, Commands& commands) {
   CLI::App* app = parent.add_subcommand(
-      "inspect", "Show what a model file holds and what would run here. Only headers are read. Without a model: the machine and its kernels.");
+      "inspect",
+      "Show what a model file holds and what would run here. Only headers are read. Without a model: the machine and its kernels.");
   app->footer("Example: tersor inspect SmolLM2.gguf --tensors");
   auto options = std::make_shared<Options>();
   app->add_option("model", options->path, "A .gguf file, or a folder with config.json and *.safetensors")->type_name("PATH");

@@ -30,8 +30,10 @@ LineReader::Result LineReader::next(std::string& line) {
     }
     if (got < 0 && errno == EINTR) continue;
     if (got < 0) throw Error(std::string("standard input: cannot be read: ") + std::strerror(errno));
-    if (got == 0) ended_ = true;
-    else pending_.append(buffer, static_cast<size_t>(got));
+    if (got == 0)
+      ended_ = true;
+    else
+      pending_.append(buffer, static_cast<size_t>(got));
   }
 }
 

@@ -32,7 +32,8 @@ std::vector<int32_t> token_ids(const Options& options) {
 }
 
 // One row of logits a position, or the last position's alone. Only one chunk's logits exist in MLX at a time.
-std::vector<float> run_tokens(const Options& options, const model::Transformer& model, std::span<const int32_t> ids, cache::KvCache& cache) {
+std::vector<float> run_tokens(const Options& options, const model::Transformer& model, std::span<const int32_t> ids,
+                              cache::KvCache& cache) {
   Progress progress("tokens");
   const size_t vocab = static_cast<size_t>(model.config().vocab), chunk = static_cast<size_t>(options.chunk);
   std::vector<float> rows(vocab * (options.all ? ids.size() : 1));
@@ -51,7 +52,8 @@ std::vector<float> run_tokens(const Options& options, const model::Transformer& 
 void require_memory(size_t positions, int vocab) {
   const uint64_t bytes = static_cast<uint64_t>(positions) * static_cast<uint64_t>(vocab) * sizeof(float);
   if (bytes > memory_limit() / 2)
-    throw Error("--all would hold " + human_bytes(bytes) + " of logits in " + human_bytes(memory_limit()) + " of memory; give fewer tokens");
+    throw Error("--all would hold " + human_bytes(bytes) + " of logits in " + human_bytes(memory_limit()) +
+                " of memory; give fewer tokens");
 }
 
 void write(const std::string& path, std::vector<float> values, int64_t positions, int64_t vocab) {
@@ -73,7 +75,8 @@ int run(const Options& options) {
   const model::Transformer model = options.model.load();
   require_in_vocabulary(ids, model.config().vocab);
   if (ids.size() > static_cast<size_t>(model.config().context))
-    throw Error(std::to_string(ids.size()) + " tokens do not fit the model's context of " + std::to_string(model.config().context) + "; give fewer");
+    throw Error(std::to_string(ids.size()) + " tokens do not fit the model's context of " + std::to_string(model.config().context) +
+                "; give fewer");
   const size_t positions = options.all ? ids.size() : 1;
   require_memory(positions, model.config().vocab);
   cache::KvCache cache = model.make_cache(spec, options.model.full_dtype());
@@ -82,7 +85,8 @@ int run(const Options& options) {
   if (options.json)
     print_json({{"out", options.out}, {"shape", {positions, model.config().vocab}}, {"dtype", "f32"}, {"kv", to_json(cache)}});
   else
-    print(options.out + ": float32 [" + std::to_string(positions) + ", " + std::to_string(model.config().vocab) + "], cache " + kv_name(cache.spec()) + "\n");
+    print(options.out + ": float32 [" + std::to_string(positions) + ", " + std::to_string(model.config().vocab) + "], cache " +
+          kv_name(cache.spec()) + "\n");
   return 0;
 }
 
@@ -90,7 +94,8 @@ int run(const Options& options) {
 
 void add_logits(CLI::App& parent, Commands& commands) {
   CLI::App* app = parent.add_subcommand(
-      "logits", "Write the logits of given token ids to a file. The array is float32 [positions, vocabulary]: the last position alone, or all.");
+      "logits",
+      "Write the logits of given token ids to a file. The array is float32 [positions, vocabulary]: the last position alone, or all.");
   app->footer("Example: tersor logits --model SmolLM2.gguf --tokens 1,9690,198 --all --out logits.npy");
   auto options = std::make_shared<Options>();
   options->model.dtype = "f32";
@@ -100,7 +105,10 @@ void add_logits(CLI::App& parent, Commands& commands) {
   app->add_flag("--all", options->all, "Every position instead of the last one");
   options->kv.add(*app, false, "full");
   options->kv.add_halves(*app);
-  app->add_option("--chunk", options->chunk, "Tokens processed at a time")->type_name("N")->check(whole(1, kMostChunk))->capture_default_str();
+  app->add_option("--chunk", options->chunk, "Tokens processed at a time")
+      ->type_name("N")
+      ->check(whole(1, kMostChunk))
+      ->capture_default_str();
   app->add_option("-o,--out", options->out, "Where the array goes")->required()->type_name("FILE.npy|FILE.safetensors");
   add_json(*app, options->json);
   commands.push_back({app, [options] { return run(*options); }});

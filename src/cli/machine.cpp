@@ -24,16 +24,24 @@ std::string cpu_name() {
 
 std::string backend_name() { return mlx::core::default_device() == mlx::core::Device::gpu ? "gpu" : "cpu"; }
 
-std::string version_line() { return "tersor " TERSOR_VERSION " (MLX " + std::string(mlx::core::version()) + ", backend " + backend_name() + ")"; }
+std::string version_line() {
+  return "tersor " TERSOR_VERSION " (MLX " + std::string(mlx::core::version()) + ", backend " + backend_name() + ")";
+}
+
+void check_environment() {
+  ThreadPool::instance();
+  kernels::apply_simd_environment();
+}
 
 Machine describe_machine() {
-  kernels::apply_simd_environment();
+  check_environment();
   return {cpu_name(), kernels::simd_target_name(), mlx::core::version(), backend_name(), ThreadPool::instance().size(), memory_limit()};
 }
 
 Json to_json(const Machine& machine) {
-  return {{"cpu", machine.cpu},         {"simd", machine.simd},       {"threads", machine.threads}, {"mlx", machine.mlx},
-          {"backend", machine.backend}, {"memory_limit", machine.memory_limit}, {"tersor", TERSOR_VERSION}};
+  return {{"cpu", machine.cpu},      {"simd", machine.simd},       {"threads", machine.threads},
+          {"mlx", machine.mlx},      {"backend", machine.backend}, {"memory_limit", machine.memory_limit},
+          {"tersor", TERSOR_VERSION}};
 }
 
 }  // namespace tersor::cli

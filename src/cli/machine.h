@@ -10,13 +10,15 @@
 namespace tersor::cli {
 
 struct Machine {
-  std::string cpu;          // model name
-  std::string simd;         // target the CPU kernels run with
-  std::string mlx;          // version of the MLX library in use
-  std::string backend;      // "cpu" or "gpu"
+  std::string cpu;      // model name
+  std::string simd;     // target the CPU kernels run with
+  std::string mlx;      // version of the MLX library in use
+  std::string backend;  // "cpu" or "gpu"
   uint64_t threads = 0, memory_limit = 0;
 };
 Machine describe_machine();
+/// Throws Error for environment variables (TERSOR_THREADS, TERSOR_SIMD) that this machine cannot follow.
+void check_environment();
 Json to_json(const Machine& machine);
 /// "tersor 0.1.0 (MLX 0.32.4, backend cpu)"
 std::string version_line();

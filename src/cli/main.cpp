@@ -47,15 +47,16 @@ int parse_and_run(int argc, char** argv) {
   } catch (const CLI::CallForHelp&) {
     print(app.help());
     return kDone;
-  } catch (const CLI::ParseError& error) {
-    return fail(explain(app, error));
-  }
+  } catch (const CLI::ParseError& error) { return fail(explain(app, error)); }
   if (version) {
     print(version_line() + "\n");
     return kDone;
   }
   for (const Command& command : commands)
-    if (command.app->parsed()) return command.run();
+    if (command.app->parsed()) {
+      check_environment();
+      return command.run();
+    }
   if (app.get_subcommands().empty()) print(short_help(app));
   return fail(missing_command(app));
 }
@@ -65,15 +66,11 @@ int guarded(int argc, char** argv) {
     std::signal(SIGPIPE, SIG_IGN);
     watch_interrupt();
     return parse_and_run(argc, argv);
-  } catch (const ClosedPipe&) {
-    return kDone;
-  } catch (const Interrupted&) {
+  } catch (const ClosedPipe&) { return kDone; } catch (const Interrupted&) {
     return kInterrupted;
   } catch (const std::bad_alloc&) {
     return fail("out of memory: use a smaller model, a shorter text, or a cache of fewer bits");
-  } catch (const std::exception& error) {
-    return fail(error.what());
-  }
+  } catch (const std::exception& error) { return fail(error.what()); }
 }
 
 }  // namespace

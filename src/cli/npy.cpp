@@ -16,7 +16,7 @@ namespace {
 static_assert(std::endian::native == std::endian::little, "values are copied as they are");
 
 constexpr std::string_view kMagic = "\x93NUMPY";
-constexpr size_t kAlignment = 64;   // of the data, as the format asks
+constexpr size_t kAlignment = 64;  // of the data, as the format asks
 
 [[noreturn]] void refuse(const std::filesystem::path& path, const std::string& what) {
   throw Error(path.string() + ": " + what + "; save it with numpy.save as a C-order float16, float32 or float64 array");
@@ -56,7 +56,10 @@ std::vector<int64_t> parse_shape(std::string_view text, const std::filesystem::p
   const size_t end = text.find(')');
   if (!text.starts_with('(') || end == std::string_view::npos) refuse(path, "has a damaged shape in its header");
   for (size_t at = 1; at < end;) {
-    if (text[at] == ' ' || text[at] == ',') { ++at; continue; }
+    if (text[at] == ' ' || text[at] == ',') {
+      ++at;
+      continue;
+    }
     int64_t extent = 0;
     size_t digits = 0;
     for (; at < end && text[at] >= '0' && text[at] <= '9' && digits < 15; ++at, ++digits) extent = extent * 10 + (text[at] - '0');
@@ -103,7 +106,8 @@ NpyArray read_npy(const std::filesystem::path& path) {
   size_t count = 1;
   for (const int64_t extent : array.shape) count *= static_cast<size_t>(extent);
   if (bytes.size() - header.data_offset != count * width)
-    refuse(path, "has " + std::to_string(bytes.size() - header.data_offset) + " bytes of numbers where its shape needs " + std::to_string(count * width));
+    refuse(path, "has " + std::to_string(bytes.size() - header.data_offset) + " bytes of numbers where its shape needs " +
+                     std::to_string(count * width));
   array.values.resize(count);
   convert(bytes.data() + header.data_offset, width, array.values);
   return array;
@@ -123,7 +127,8 @@ void write_npy(const std::filesystem::path& path, std::span<const int64_t> shape
   write_atomically(path, [&](const std::filesystem::path& temporary) {
     const std::unique_ptr<std::FILE, int (*)(std::FILE*)> file(std::fopen(temporary.c_str(), "wb"), std::fclose);
     const bool written = file && std::fwrite(head.data(), 1, head.size(), file.get()) == head.size() &&
-                         std::fwrite(values.data(), sizeof(float), values.size(), file.get()) == values.size() && std::fflush(file.get()) == 0;
+                         std::fwrite(values.data(), sizeof(float), values.size(), file.get()) == values.size() &&
+                         std::fflush(file.get()) == 0;
     if (!written) throw Error(path.string() + ": cannot be written: " + std::strerror(errno));
   });
 }

@@ -75,7 +75,9 @@ std::string kv_name(const cache::KvSpec& spec) {
 
 void KvOptions::add(CLI::App& app, bool several, const std::string& default_text) {
   const std::string repeat = several ? "; repeat it to compare" : "";
-  auto* option = app.add_option("--kv", kv, "Codec of keys and values, e.g. full, affine:8, turboquant:4; KEYS/VALUES where they differ" + repeat + " (default " + default_text + ")");
+  auto* option = app.add_option("--kv", kv,
+                                "Codec of keys and values, e.g. full, affine:8, turboquant:4; KEYS/VALUES where they differ" + repeat +
+                                    " (default " + default_text + ")");
   option->type_name("CODEC")->allow_extra_args(false);
   if (!several) option->multi_option_policy(CLI::MultiOptionPolicy::Throw)->expected(1);
   app.add_option("--window", window, "Recent tokens kept in full precision")->type_name("N")->check(whole(0, kMostTokens));
@@ -115,11 +117,26 @@ std::vector<cache::KvSpec> KvOptions::specs(const std::vector<cache::KvSpec>& ot
 }
 
 void GenerationOptions::add(CLI::App& app) {
-  app.add_option("-n,--max-tokens", max_tokens, "Most tokens of a reply")->type_name("N")->check(whole(1, kMostTokens))->capture_default_str();
-  app.add_option("--temp", sampling.temperature, "Temperature; 0 takes the likeliest token")->type_name("T")->check(real(0, 100))->capture_default_str();
-  app.add_option("--top-k", sampling.top_k, "Keep the K likeliest tokens; 0: all")->type_name("K")->check(whole(0, kMostTokens))->capture_default_str();
-  app.add_option("--top-p", sampling.top_p, "Keep the likeliest tokens of this total probability")->type_name("P")->check(real(0, 1))->capture_default_str();
-  app.add_option("--min-p", sampling.min_p, "Drop tokens below this share of the likeliest one")->type_name("P")->check(real(0, 1))->capture_default_str();
+  app.add_option("-n,--max-tokens", max_tokens, "Most tokens of a reply")
+      ->type_name("N")
+      ->check(whole(1, kMostTokens))
+      ->capture_default_str();
+  app.add_option("--temp", sampling.temperature, "Temperature; 0 takes the likeliest token")
+      ->type_name("T")
+      ->check(real(0, 100))
+      ->capture_default_str();
+  app.add_option("--top-k", sampling.top_k, "Keep the K likeliest tokens; 0: all")
+      ->type_name("K")
+      ->check(whole(0, kMostTokens))
+      ->capture_default_str();
+  app.add_option("--top-p", sampling.top_p, "Keep the likeliest tokens of this total probability")
+      ->type_name("P")
+      ->check(real(0, 1))
+      ->capture_default_str();
+  app.add_option("--min-p", sampling.min_p, "Drop tokens below this share of the likeliest one")
+      ->type_name("P")
+      ->check(real(0, 1))
+      ->capture_default_str();
   app.add_option("--repetition-penalty", sampling.repetition_penalty, "Divides the logits of recent tokens; 1: off")
       ->type_name("R")
       ->check(real(0.01, 100))

@@ -17,7 +17,8 @@ constexpr auto kProgressInterval = std::chrono::milliseconds(100);
 
 // Terminal columns of UTF-8 text: its characters, which is right for everything the tables hold.
 size_t width_of(const std::string& text) {
-  return static_cast<size_t>(std::count_if(text.begin(), text.end(), [](char c) { return (static_cast<unsigned char>(c) & 0xc0) != 0x80; }));
+  return static_cast<size_t>(
+      std::count_if(text.begin(), text.end(), [](char c) { return (static_cast<unsigned char>(c) & 0xc0) != 0x80; }));
 }
 
 std::string padded(const Rows& rows, bool right) {

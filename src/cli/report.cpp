@@ -20,7 +20,8 @@ double ratio(uint64_t full, uint64_t bytes) { return bytes ? static_cast<double>
 Memory memory_now() { return {mlx::core::get_peak_memory(), mlx::core::get_active_memory()}; }
 
 Json to_json(const cache::KvSpec& spec) {
-  return {{"name", kv_name(spec)}, {"keys", spec.keys.str()}, {"values", spec.values.str()}, {"window", spec.window}, {"sinks", spec.sinks}, {"skip", spec.skip}};
+  return {{"name", kv_name(spec)}, {"keys", spec.keys.str()}, {"values", spec.values.str()},
+          {"window", spec.window}, {"sinks", spec.sinks},     {"skip", spec.skip}};
 }
 
 Json to_json(const cache::KvCache& cache) {
@@ -49,14 +50,16 @@ Json to_json(std::span<const cache::LayerReport> layers) {
 Json to_json(std::span<const ops::Choice> choices) {
   Json list = Json::array();
   for (const auto& choice : choices)
-    list.push_back({{"op", choice.op}, {"problem", choice.problem}, {"kernel", choice.kernel}, {"fast", choice.fast}, {"reason", choice.reason}});
+    list.push_back(
+        {{"op", choice.op}, {"problem", choice.problem}, {"kernel", choice.kernel}, {"fast", choice.fast}, {"reason", choice.reason}});
   return list;
 }
 
 std::vector<ops::Choice> distinct(std::vector<ops::Choice> choices) {
   std::vector<ops::Choice> list;
   for (auto& choice : choices)
-    if (std::none_of(list.begin(), list.end(), [&](const ops::Choice& seen) { return same(seen, choice); })) list.push_back(std::move(choice));
+    if (std::none_of(list.begin(), list.end(), [&](const ops::Choice& seen) { return same(seen, choice); }))
+      list.push_back(std::move(choice));
   return list;
 }
 
@@ -75,10 +78,11 @@ std::string layer_summary(std::span<const cache::LayerReport> layers) {
 
 std::string generation_report(const model::Generation& generation, const cache::KvCache& cache, const Memory& memory) {
   const auto layers = cache.report();
-  return "prompt " + std::to_string(generation.prompt_tokens) + " tokens at " + fixed(generation.prefill_tok_s(), 1) + " tok/s; generated " +
-         std::to_string(generation.tokens.size()) + " at " + fixed(generation.decode_tok_s(), 1) + " tok/s (" + generation.stop_reason + ")\n" +
-         "cache " + kv_name(cache.spec()) + ", " + std::to_string(cache.tokens()) + " tokens: " + against_full(cache.bytes(), cache.bytes_full()) + "\n" +
-         "layers: " + layer_summary(layers) + "; memory peak " + human_bytes(memory.peak);
+  return "prompt " + std::to_string(generation.prompt_tokens) + " tokens at " + fixed(generation.prefill_tok_s(), 1) +
+         " tok/s; generated " + std::to_string(generation.tokens.size()) + " at " + fixed(generation.decode_tok_s(), 1) + " tok/s (" +
+         generation.stop_reason + ")\n" + "cache " + kv_name(cache.spec()) + ", " + std::to_string(cache.tokens()) +
+         " tokens: " + against_full(cache.bytes(), cache.bytes_full()) + "\n" + "layers: " + layer_summary(layers) + "; memory peak " +
+         human_bytes(memory.peak);
 }
 
 }  // namespace tersor::cli

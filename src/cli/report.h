@@ -11,7 +11,9 @@
 namespace tersor::cli {
 
 /// How many bytes MLX's allocator held at most and holds now.
-struct Memory { uint64_t peak = 0, active = 0; };
+struct Memory {
+  uint64_t peak = 0, active = 0;
+};
 Memory memory_now();
 
 /// name, keys, values, window, sinks, skip.

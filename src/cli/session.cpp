@@ -18,14 +18,14 @@ void require_room(const model::Transformer& model, const Session& session, size_
   const int64_t held = session.cache.tokens(), context = model.config().context;
   if (held + static_cast<int64_t>(prompt) < context) return;
   const std::string earlier = held ? " after the " + std::to_string(held) + " already in the cache" : "";
-  throw Error("the prompt has " + std::to_string(prompt) + " tokens" + earlier + ", and the model's context holds " + std::to_string(context) +
-              "; shorten it so that a reply fits");
+  throw Error("the prompt has " + std::to_string(prompt) + " tokens" + earlier + ", and the model's context holds " +
+              std::to_string(context) + "; shorten it so that a reply fits");
 }
 
 }  // namespace
 
-std::vector<int32_t> turn_ids(const model::Transformer& model, text::ChatFormat format, const std::string& system, const std::string& prompt,
-                              bool continuation) {
+std::vector<int32_t> turn_ids(const model::Transformer& model, text::ChatFormat format, const std::string& system,
+                              const std::string& prompt, bool continuation) {
   if (prompt.empty()) throw Error("the prompt is empty: give some text");
   const text::Tokenizer& tokenizer = model.tokenizer();
   if (format != text::ChatFormat::none) {
@@ -40,7 +40,8 @@ std::vector<int32_t> turn_ids(const model::Transformer& model, text::ChatFormat 
   return ids;
 }
 
-model::Generation reply(const model::Transformer& model, Session& session, const std::vector<int32_t>& ids, model::GenerateOptions options) {
+model::Generation reply(const model::Transformer& model, Session& session, const std::vector<int32_t>& ids,
+                        model::GenerateOptions options) {
   std::vector<int32_t> prompt = session.pending;
   prompt.insert(prompt.end(), ids.begin(), ids.end());
   require_room(model, session, prompt.size());
@@ -69,7 +70,8 @@ Session load_session(const std::string& path, const model::Transformer& model, o
   cache::KvCache::Loaded loaded = cache::KvCache::load(path, model.identity(), policy);
   Session session{std::move(loaded.cache), {}};
   if (required && kv_name(*required) != kv_name(session.cache.spec()))
-    throw Error(path + ": holds a cache of " + kv_name(session.cache.spec()) + ", not " + kv_name(*required) + "; leave the --kv options out");
+    throw Error(path + ": holds a cache of " + kv_name(session.cache.spec()) + ", not " + kv_name(*required) +
+                "; leave the --kv options out");
   const auto found = loaded.extra.find(kPendingKey);
   if (found != loaded.extra.end() && !found->second.empty()) session.pending = parse_ids(found->second, path);
   require_in_vocabulary(session.pending, model.config().vocab);

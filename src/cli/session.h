@@ -19,8 +19,8 @@ struct Session {
 };
 
 /// The ids of one user turn. Throws Error for an empty prompt.
-std::vector<int32_t> turn_ids(const model::Transformer& model, text::ChatFormat format, const std::string& system, const std::string& prompt,
-                              bool continuation);
+std::vector<int32_t> turn_ids(const model::Transformer& model, text::ChatFormat format, const std::string& system,
+                              const std::string& prompt, bool continuation);
 
 /// Continues the session with `ids` and leaves it ready for the next turn. Throws Error when the context cannot hold them.
 /// After Ctrl-C the text so far stays in the conversation and the stop reason is "interrupted"; while the prompt is still being

@@ -46,15 +46,18 @@ int run_detokenize(const Options& options) {
   const text::Tokenizer tokenizer = load_tokenizer(options.model);
   require_in_vocabulary(ids, tokenizer.size());
   const std::string text = tokenizer.decode(ids, options.special);
-  if (options.json) print_json({{"text", text}, {"ids", ids}});
-  else print(text);
+  if (options.json)
+    print_json({{"text", text}, {"ids", ids}});
+  else
+    print(text);
   return 0;
 }
 
 }  // namespace
 
 void add_tokenize(CLI::App& parent, Commands& commands) {
-  CLI::App* app = parent.add_subcommand("tokenize", "Print the token ids of the text on standard input, separated by spaces. Every byte counts, the last newline too.");
+  CLI::App* app = parent.add_subcommand(
+      "tokenize", "Print the token ids of the text on standard input, separated by spaces. Every byte counts, the last newline too.");
   app->footer("Example: printf 'Hello there' | tersor tokenize --model SmolLM2.gguf");
   auto options = std::make_shared<Options>();
   options->model.add(*app, false);
@@ -65,7 +68,9 @@ void add_tokenize(CLI::App& parent, Commands& commands) {
 }
 
 void add_detokenize(CLI::App& parent, Commands& commands) {
-  CLI::App* app = parent.add_subcommand("detokenize", "Print the text of token ids, given as arguments or on standard input. The bytes come out as they are, without a newline.");
+  CLI::App* app = parent.add_subcommand(
+      "detokenize",
+      "Print the text of token ids, given as arguments or on standard input. The bytes come out as they are, without a newline.");
   app->footer("Example: tersor detokenize --model SmolLM2.gguf 19556 665");
   auto options = std::make_shared<Options>();
   options->model.add(*app, false);
