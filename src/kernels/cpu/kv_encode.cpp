@@ -4,9 +4,12 @@
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "kernels/cpu/kv_encode.cpp"
+// Before whatever includes highway.h:
+// clang-format off
+#include "hwy/foreach_target.h"  // IWYU pragma: keep
+// clang-format on
 #include "codec/affine.h"
 #include "codec/scalar.h"
-#include "hwy/foreach_target.h"  // IWYU pragma: keep
 #include "hwy/highway.h"
 #include "kernels/cpu/float_convert-inl.h"
 #include "kernels/cpu/kv_levels-inl.h"
