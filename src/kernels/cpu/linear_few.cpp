@@ -208,19 +208,16 @@ HWY_INLINE void DotTail(const uint32_t* HWY_RESTRICT weight, size_t rest, const 
   DotStep<kBits, kR, kM>(d, words, in, v, phase, scales, acc);
 }
 
-// The four sums over the lanes of a, b, c and d, to out[0..4).
-#if HWY_TARGET == HWY_SCALAR
-HWY_INLINE void StoreFourSums(DF, VF a, VF b, VF c, VF d, float* HWY_RESTRICT out) {
-  out[0] = hn::GetLane(a), out[1] = hn::GetLane(b), out[2] = hn::GetLane(c), out[3] = hn::GetLane(d);
-}
-#else
+// The sum of v's 128-bit blocks, in the first one.
 template <class D, class V = hn::Vec<D>>
-HWY_INLINE V SumOfBlocks(D d, V v) {  // of the 128-bit blocks, in the first one
+HWY_INLINE V SumOfBlocks(D d, V v) {
   constexpr size_t lanes = hn::MaxLanes(D());
   if constexpr (lanes == 16) v = hn::Add(v, hn::ConcatUpperUpper(d, v, v));
   if constexpr (lanes >= 8) v = hn::Add(v, hn::SwapAdjacentBlocks(v));
   return v;
 }
+
+// The four sums over the lanes of a, b, c and d, to out[0..4).
 HWY_INLINE void StoreFourSums(DF df, VF a, VF b, VF c, VF d, float* HWY_RESTRICT out) {
   const hn::Repartition<uint64_t, DF> d64;  // pairs of floats
   const VF ab = hn::Add(hn::InterleaveLower(df, a, b), hn::InterleaveUpper(df, a, b));
@@ -231,7 +228,6 @@ HWY_INLINE void StoreFourSums(DF df, VF a, VF b, VF c, VF d, float* HWY_RESTRICT
   hn::Store(SumOfBlocks(df, hn::Add(hn::BitCast(df, low), hn::BitCast(df, high))), df, sums);
   for (size_t i = 0; i < 4; ++i) out[i] = sums[i];
 }
-#endif
 
 // out[m * ldo + r] = weight row r times x row m. `scales` and `biases` have in.groups floats a row and kLanes spare ones behind.
 template <int kBits, size_t kR, size_t kM>
