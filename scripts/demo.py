@@ -44,7 +44,7 @@ def answer(model):
 
 def comparison(model):
     default = json.loads(tersor("eval", "--model", model, "--text", TEXT, "--json"))
-    bench = ("bench", "decode", "--model", model, "--depth", DEPTH, "--steps", 24, "--repeat", 3, "--json")
+    bench = ("bench", "decode", "--model", model, "--depth", DEPTH, "--steps", 16, "--repeat", 3, "--json")
     full, compressed = json.loads(tersor(*bench))["results"]
     kilobytes = [kv["kv_bytes"] / 1024 for kv in (full, compressed)]
     return [

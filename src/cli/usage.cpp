@@ -101,7 +101,7 @@ std::string short_help(const CLI::App& app) {
     std::string name = "  " + command->get_name();
     name.resize(std::max<size_t>(name.size() + 2, 15), ' ');
     const std::string purpose = command->get_description();
-    text += name + purpose.substr(0, purpose.find(". ")) + "\n";
+    text += name + purpose.substr(0, purpose.find('.')) + "\n";
   }
   return text;
 }
