@@ -16,7 +16,9 @@ namespace {
 
 struct Descriptor {
   int fd;
-  ~Descriptor() { if (fd >= 0) ::close(fd); }
+  ~Descriptor() {
+    if (fd >= 0) ::close(fd);
+  }
 };
 
 size_t regular_size(int fd, const std::filesystem::path& path) {
@@ -67,9 +69,11 @@ void check_writable(const std::filesystem::path& path) {
   if (path.empty()) throw Error("the name of the file to write is empty; give a path");
   if (std::filesystem::is_directory(path, code)) throw Error(path.string() + ": is a directory; give the name of a file to write");
   const auto parent = path.has_parent_path() ? path.parent_path() : std::filesystem::path(".");
-  if (!std::filesystem::is_directory(parent, code)) throw Error(path.string() + ": the folder " + parent.string() + " does not exist; create it first");
+  if (!std::filesystem::is_directory(parent, code))
+    throw Error(path.string() + ": the folder " + parent.string() + " does not exist; create it first");
   const bool exists = std::filesystem::exists(path, code);
-  if (::access(exists ? path.c_str() : parent.c_str(), W_OK) != 0) throw Error(path.string() + ": cannot be written: " + std::strerror(errno));
+  if (::access(exists ? path.c_str() : parent.c_str(), W_OK) != 0)
+    throw Error(path.string() + ": cannot be written: " + std::strerror(errno));
 }
 
 void write_atomically(const std::filesystem::path& path, const std::function<void(const std::filesystem::path&)>& write) {
