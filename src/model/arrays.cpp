@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <new>
 
 #include "base/thread_pool.h"
 
@@ -14,7 +15,9 @@ namespace tersor::model {
 mx::array allocate(mx::Shape shape, mx::Dtype dtype) {
   size_t size = mx::size_of(dtype);
   for (const auto dim : shape) size *= static_cast<size_t>(dim);
-  return mx::array(mx::allocator::malloc(size), std::move(shape), dtype);
+  mx::array result(mx::allocator::malloc(size), std::move(shape), dtype);
+  if (size && !bytes_of(result)) throw std::bad_alloc();  // MLX does not throw here: its buffer is null
+  return result;
 }
 
 std::byte* bytes_of(mx::array& array) { return reinterpret_cast<std::byte*>(array.data<uint8_t>()); }

@@ -396,6 +396,14 @@ def test_full_standard_output_is_an_error(binary):
     assert done.returncode == 2 and b"standard output" in done.stderr and done.stderr.count(b"\n") == 1
 
 
+@pytest.mark.parametrize("mebibytes", [150, 200, 220])
+def test_too_little_memory_is_an_error(binary, smollm2, mebibytes):
+    limit = f"ulimit -v {mebibytes * 1024}; exec \"$@\""
+    command = ["bash", "-c", limit, "-", binary, "generate", "--model", smollm2, "--prompt", "x", "--max-tokens", "1"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60, env={**os.environ, "TERSOR_THREADS": "1"})
+    assert done.returncode == 2 and done.stdout == "" and done.stderr.startswith("tersor: ") and len(done.stderr.splitlines()) == 1, done
+
+
 def test_interrupt_ends_with_130(binary, smollm2):
     command = [binary, "generate", "--model", smollm2, "--prompt", PROMPT, "--ignore-end", "--max-tokens", "4000"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
