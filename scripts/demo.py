@@ -14,7 +14,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[1]
 TERSOR = ROOT / os.environ.get("TERSOR_BUILD", "build") / "bin" / "tersor"
 TEXT = ROOT / "docs" / "demo" / "lighthouse.txt"
 QUESTION = "How tall is the tower of the lighthouse, and when was it built?"
-DEPTH = 1024
+DEPTH = 768
 
 
 def find_model():
@@ -44,7 +44,7 @@ def answer(model):
 
 def comparison(model):
     default = json.loads(tersor("eval", "--model", model, "--text", TEXT, "--json"))
-    bench = ("bench", "decode", "--model", model, "--depth", DEPTH, "--steps", 16, "--repeat", 3, "--json")
+    bench = ("bench", "decode", "--model", model, "--depth", DEPTH, "--steps", 12, "--repeat", 3, "--json")
     full, compressed = json.loads(tersor(*bench))["results"]
     kilobytes = [kv["kv_bytes"] / 1024 for kv in (full, compressed)]
     return [
