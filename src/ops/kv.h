@@ -54,8 +54,8 @@ struct KvWrite {
 };
 
 /// Encodes k and v ([B, L, H * D] tokens major or [B, H, L, D] heads major) into the slabs, in place: the slabs' arrays are replaced by
-/// arrays that share their memory, so whatever reads them depends on the write. Slots that an earlier attention read may be
-/// overwritten: `after` (the last attention's ticket) makes the write wait for it.
+/// arrays that share their memory, so whatever reads them depends on the write. Each slab at most once. Slots that an earlier attention
+/// read may be overwritten: `after` (the last attention's ticket) makes the write wait for it.
 void kv_append(std::span<const KvWrite> writes, const mx::array& k, const mx::array& v, const std::optional<mx::array>& after,
                const Choice& choice, mx::StreamOrDevice s = {});
 
