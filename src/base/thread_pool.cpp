@@ -48,6 +48,7 @@ size_t default_threads() {
 // How long a helper spins before it sleeps: longer than the gaps between the nodes of one decode step.
 constexpr auto kSpin = std::chrono::microseconds(100);
 constexpr int kSpinsPerClockRead = 64;
+constexpr int kSpinsBeforeYield = 10000;
 
 // True inside a task of any pool: nested regions run alone.
 thread_local bool inside_region = false;
@@ -82,11 +83,19 @@ void ThreadPool::helper(size_t worker) {
       pause_cpu();
       if (spins % kSpinsPerClockRead == 0 && std::chrono::steady_clock::now() > sleep_at) epoch_.wait(seen, std::memory_order_acquire);
     }
-    ++seen;
+    seen = epoch_.load(std::memory_order_acquire);
     if (stop_) return;
+    if (!join()) continue;
     drain(worker);
-    pending_.fetch_sub(1, std::memory_order_release);
+    region_.fetch_sub(1, std::memory_order_release);
   }
+}
+
+bool ThreadPool::join() {
+  uint32_t state = region_.load(std::memory_order_relaxed);
+  while (state & kOpen)
+    if (region_.compare_exchange_weak(state, state + 1, std::memory_order_acquire, std::memory_order_relaxed)) return true;
+  return false;
 }
 
 void ThreadPool::run_erased(size_t tasks, Task task, void* arg) {
@@ -100,11 +109,16 @@ void ThreadPool::run_erased(size_t tasks, Task task, void* arg) {
   task_ = task;
   arg_ = arg;
   next_.store(0, std::memory_order_relaxed);
-  pending_.store(helpers_.size(), std::memory_order_relaxed);
+  region_.store(kOpen, std::memory_order_release);
   epoch_.fetch_add(1, std::memory_order_release);
   epoch_.notify_all();
   drain(0);
-  while (pending_.load(std::memory_order_acquire) != 0) pause_cpu();
+  region_.fetch_and(~kOpen, std::memory_order_acquire);
+  // A helper that joined may have lost its CPU to another process: after a while, let it run.
+  for (int spins = 0; region_.load(std::memory_order_acquire) != 0; ++spins) {
+    if (spins < kSpinsBeforeYield) pause_cpu();
+    else std::this_thread::yield();
+  }
   inside_region = false;
 }
 

@@ -13,7 +13,8 @@
 namespace tersor {
 
 /// The caller is worker 0 and takes part; helpers spin for a short while between regions and then sleep, so a
-/// region costs well under a microsecond when regions follow each other closely and nothing when there are none.
+/// region costs well under a microsecond when regions follow each other closely and nothing when there are none. Nobody waits for
+/// a helper that has not begun: where another process holds the CPU, the caller does the work alone.
 /// The number of threads is TERSOR_THREADS, or else the number of CPUs this process may use (affinity and cgroup quota).
 /// Thread-safe: a second thread that calls run() meanwhile, or a task that calls it again, does its work alone.
 class ThreadPool {
@@ -38,14 +39,16 @@ class ThreadPool {
 
  private:
   using Task = void (*)(void*, size_t task, size_t worker);
-  struct Region;
   void run_erased(size_t tasks, Task task, void* arg);
   void helper(size_t worker);
+  bool join();
   void drain(size_t worker);
+
+  static constexpr uint32_t kOpen = 1u << 31;
 
   std::mutex busy_;                       // held for the length of a region
   std::atomic<uint32_t> epoch_{0};        // bumped once a region; helpers wait on it
-  std::atomic<size_t> pending_{0};        // helpers that have not finished the region
+  std::atomic<uint32_t> region_{0};       // kOpen while helpers may join, plus the number of those that have
   std::atomic<size_t> next_{0};
   size_t tasks_ = 0;
   Task task_ = nullptr;

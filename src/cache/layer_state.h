@@ -12,7 +12,7 @@ namespace tersor::cache {
 /// Tokens the recent window keeps beyond `window`, so that short rewinds (speculative decoding) stay exact.
 inline constexpr int64_t kRewindMargin = 16;
 /// Tokens of free room a rebuilt window has.
-inline constexpr int64_t kWindowSlack = 32;
+inline constexpr int64_t kWindowSlack = 16;
 /// Growth steps of the body, in tokens: a quarter of what it holds, within these bounds.
 inline constexpr int64_t kLeastStep = 256, kMostStep = 2048;
 

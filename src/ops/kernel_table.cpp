@@ -25,7 +25,7 @@ struct Row {
 };
 
 constexpr std::string_view kWeights = "f32|f16|bf16|affine:[234568],group=32|affine:[234568],group=64|affine:[234568],group=128";
-constexpr std::string_view kCaches = "full:*|affine:*|turboquant*";
+constexpr std::string_view kCaches = "full*|affine:*|turboquant*";
 
 // Every CPU kernel takes f32, f16 and bf16.
 constexpr Row kCpu[] = {

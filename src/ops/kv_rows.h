@@ -8,6 +8,7 @@
 #include <string>
 
 #include "kernels/cpu/kv_rows.h"
+#include "ops/contiguous.h"
 #include "tersor/ops.h"
 
 namespace tersor::ops {
@@ -24,7 +25,7 @@ struct RowShape {
 /// For eval: rows of an evaluated array. Its last axis must be contiguous (see contiguous_rows).
 kernels::KvRows rows_of(const mx::array& x, const RowShape& shape);
 
-/// For eval: x itself, or, when its last axis is strided, a row-contiguous copy that the encoder makes when x has been computed.
+/// For eval: x itself, or when its last axis is strided a row-contiguous array that the stream fills before the next dispatch.
 mx::array contiguous_rows(const mx::array& x, mx::cpu::CommandEncoder& encoder);
 
 Dtype dtype_of(const mx::array& x, const std::string& op);  // throws std::invalid_argument unless f32, f16 or bf16
