@@ -88,13 +88,13 @@ void restore(LayerCache::State& state, const safetensors::File& file, const Head
   if (tokens == 0) return;
   state.body.push_back(filled(file, header, prefix + "body", state.body_format, 0, tokens));
   if (state.sinks) {
-    state.sink_slab = filled(file, header, prefix + "sinks", state.full_format, 0, state.sinks);
+    state.sink_slab = filled(file, header, prefix + "sinks", state.sink_format, 0, state.sinks);
     state.sink_slab->count = std::min(tokens, state.sinks);
   }
   if (state.window) {
     const int64_t first = header.number("recent_first", 0, tokens - 1);
-    if (first % codec::kFullBlockTokens != 0) header.fail("header entry \"recent_first\" is not on a block boundary; the file is damaged");
-    state.recent = filled(file, header, prefix + "recent", state.full_format, first, tokens - first);
+    if (first % kRecentBlockTokens != 0) header.fail("header entry \"recent_first\" is not on a block boundary; the file is damaged");
+    state.recent = filled(file, header, prefix + "recent", state.recent_format, first, tokens - first);
   }
 }
 

@@ -75,7 +75,7 @@ KvSpec KvSpec::parse(std::string_view keys, std::string_view values) {
   return spec;
 }
 
-KvSpec KvSpec::recommended() { return parse("turboquant:6,window=32,sinks=4", "turboquant:4"); }
+KvSpec KvSpec::recommended() { return parse("turboquant:6,window=24,sinks=4", "turboquant:5"); }
 
 std::string KvSpec::str() const {
   std::string text = keys.str();

@@ -18,10 +18,10 @@ int64_t round_up(int64_t n, int64_t step) { return (n + step - 1) / step * step;
 bool is_full(const codec::Spec& spec) { return spec.family == codec::Family::full; }
 
 std::shared_ptr<const ops::KvFormat> make_format(const codec::Spec& keys, const codec::Spec& values, const LayerShape& shape, Dtype full_dtype,
-                                                 const ops::KvFormat* basis) {
+                                                 const ops::KvFormat* basis = nullptr, int full_block_tokens = codec::kFullBlockTokens) {
   const auto key_codec = codec::Codec::make(keys, codec::Role::keys, shape.key_dim, full_dtype);
   const auto value_codec = codec::Codec::make(values, codec::Role::values, shape.value_dim, full_dtype);
-  ops::KvFormat format(key_codec, value_codec);
+  ops::KvFormat format(key_codec, value_codec, full_block_tokens);
   format.batch = shape.batch, format.heads = shape.kv_heads;
   format.key_rotation = basis ? basis->key_rotation : key_codec->rotation();
   format.value_rotation = basis ? basis->value_rotation : value_codec->rotation();
@@ -31,12 +31,12 @@ std::shared_ptr<const ops::KvFormat> make_format(const codec::Spec& keys, const 
   return std::make_shared<const ops::KvFormat>(std::move(format));
 }
 
-int64_t recent_capacity(const State& s) { return round_up(s.window + kRewindMargin + kWindowSlack, codec::kFullBlockTokens); }
+int64_t recent_capacity(const State& s) { return round_up(s.window + kRewindMargin + kRecentBlockTokens, kRecentBlockTokens); }
 
 // The block boundary from which the next row, at position `position`, and rows after short rewinds need full precision.
 int64_t recent_first(const State& s, int64_t position) {
   const int64_t needed = std::max<int64_t>(0, position - s.window + 1 - kRewindMargin);
-  return std::max(s.recent->first, needed / codec::kFullBlockTokens * codec::kFullBlockTokens);
+  return std::max(s.recent->first, needed / kRecentBlockTokens * kRecentBlockTokens);
 }
 
 void make_room(State& s, int64_t tokens) {
@@ -57,11 +57,11 @@ void body_writes(State& s, int64_t count, std::vector<ops::KvWrite>& writes) {
 
 void full_writes(State& s, int64_t count, std::vector<ops::KvWrite>& writes) {
   if (s.tokens < s.sinks) {
-    if (!s.sink_slab) s.sink_slab = ops::KvSlab::make(s.full_format, s.sinks, 0);
+    if (!s.sink_slab) s.sink_slab = ops::KvSlab::make(s.sink_format, s.sinks, 0);
     writes.push_back({&*s.sink_slab, 0, std::min(count, s.sinks - s.tokens), s.tokens});
   }
   if (s.window == 0) return;
-  if (!s.recent) s.recent = ops::KvSlab::make(s.full_format, std::max(count, recent_capacity(s)), s.tokens);
+  if (!s.recent) s.recent = ops::KvSlab::make(s.recent_format, std::max(count, recent_capacity(s)), s.tokens);
   if (s.recent->count + count > s.recent->capacity) {
     const int64_t first = recent_first(s, s.tokens);
     s.recent = moved(*s.recent, first, std::max(s.tokens - first + count, recent_capacity(s)));
@@ -83,10 +83,11 @@ LayerCache::LayerCache(const codec::Spec& keys, const codec::Spec& values, int w
   const bool all_full = is_full(keys) && is_full(values);
   s.window = all_full ? 0 : window;
   s.sinks = all_full ? 0 : sinks;
-  s.body_format = make_format(keys, values, shape, full_dtype, nullptr);
+  s.body_format = make_format(keys, values, shape, full_dtype);
   codec::Spec full;
   full.dtype = full_dtype;
-  if (s.window || s.sinks) s.full_format = make_format(full, full, shape, full_dtype, s.body_format.get());
+  s.sink_format = make_format(full, full, shape, full_dtype, s.body_format.get(), kSinkBlockTokens);
+  s.recent_format = make_format(full, full, shape, full_dtype, s.body_format.get(), kRecentBlockTokens);
   const std::string variant = keys == values ? keys.str() : keys.str() + "/" + values.str();
   s.append_choice = ops::choose("kv_append", variant, ops::mlx_dtype(full_dtype), shape.key_dim, policy);
   s.attend_choice = ops::choose("kv_attend", variant, ops::mlx_dtype(full_dtype), shape.key_dim, policy);

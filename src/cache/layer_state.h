@@ -10,11 +10,11 @@
 namespace tersor::cache {
 
 /// Tokens the recent window keeps beyond `window`, so that short rewinds (speculative decoding) stay exact.
-inline constexpr int64_t kRewindMargin = 16;
-/// Tokens of free room a rebuilt window has.
-inline constexpr int64_t kWindowSlack = 16;
+inline constexpr int64_t kRewindMargin = 8;
+/// Tokens a block of the recent window and of the sinks. Small: a window of 24 tokens should not take the room of 48.
+inline constexpr int kRecentBlockTokens = 8, kSinkBlockTokens = 4;
 /// Growth steps of the body, in tokens: a quarter of what it holds, within these bounds.
-inline constexpr int64_t kLeastStep = 256, kMostStep = 2048;
+inline constexpr int64_t kLeastStep = 64, kMostStep = 2048;
 
 /// Every token is encoded into the body as it arrives, at its position. The first `sinks` tokens and the most recent ones are also
 /// kept in full precision, in the body's (rotated) basis; attention reads each token from the best place it has, by position,
@@ -26,7 +26,7 @@ struct LayerCache::State {
   Dtype full_dtype = Dtype::f16;
   ops::Choice append_choice, attend_choice;
 
-  std::shared_ptr<const ops::KvFormat> body_format, full_format;
+  std::shared_ptr<const ops::KvFormat> body_format, sink_format, recent_format;
   std::vector<ops::KvSlab> body;            // consecutive
   std::optional<ops::KvSlab> sink_slab;     // positions [0, sinks)
   std::optional<ops::KvSlab> recent;        // positions [recent->first, tokens)

@@ -14,12 +14,12 @@ BitPlace place(Role role, int bits, int t, int d) { return role == Role::keys ? 
 
 }  // namespace
 
-Layout::Layout(std::shared_ptr<const Codec> c)
+Layout::Layout(std::shared_ptr<const Codec> c, int full_block_tokens)
     : codec(std::move(c)), family(codec->family()), role(codec->role()), dtype(codec->dtype()), dim(codec->dim()),
       padded_dim((dim + kLanes - 1) / kLanes * kLanes), bits(codec->spec().bits), group(codec->spec().group), groups(codec->groups()),
-      block_tokens(family == Family::full ? kFullBlockTokens : kTileTokens), levels(codec->levels().data()) {
+      block_tokens(family == Family::full ? full_block_tokens : kTileTokens), levels(codec->levels().data()) {
   if (family == Family::full) {
-    block_bytes = static_cast<size_t>(kFullBlockTokens) * padded_dim * size_of(dtype);
+    block_bytes = static_cast<size_t>(block_tokens) * padded_dim * size_of(dtype);
     return;
   }
   int shift = 0;

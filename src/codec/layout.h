@@ -6,7 +6,7 @@
 //   keys:   lane = token % 16, byte = dim % 4      (scores: lanes are tokens, no horizontal sums)
 //   values: lane = dim % 16,   byte = token % 4    (outputs: lanes are dims)
 // and the 8 / bits fields of a byte belong to tokens 16 apart (keys) or 4 apart (values).
-// `full` blocks hold 16 tokens, keys [padded dim][16], values [16][padded dim], in the storage type.
+// `full` blocks hold 16 tokens (or 4, or 8), keys [padded dim][16], values [16][padded dim], in the storage type.
 // The dimension is padded to a multiple of 16; pad codes are zero and take no part in any sum.
 #pragma once
 
@@ -34,7 +34,8 @@ struct Plane {
 struct BitPlace { size_t byte; int shift; };
 
 struct Layout {
-  explicit Layout(std::shared_ptr<const Codec> codec);
+  /// full_block_tokens: 4, 8 or 16 tokens a block of `full`; fewer waste less memory, 16 are read fastest.
+  explicit Layout(std::shared_ptr<const Codec> codec, int full_block_tokens = kFullBlockTokens);
 
   std::shared_ptr<const Codec> codec;
   Family family;
@@ -64,8 +65,8 @@ struct Layout {
 
   /// Where `full` keeps one number, in elements from the start of the blocks.
   size_t full_index(int64_t token, int d) const {
-    const size_t block = static_cast<size_t>(token) / kFullBlockTokens * kFullBlockTokens * padded_dim, t = token % kFullBlockTokens;
-    return block + (role == Role::keys ? static_cast<size_t>(d) * kFullBlockTokens + t : t * padded_dim + d);
+    const size_t block = static_cast<size_t>(token / block_tokens * block_tokens) * padded_dim, t = token % block_tokens;
+    return block + (role == Role::keys ? static_cast<size_t>(d) * block_tokens + t : t * padded_dim + d);
   }
 };
 

@@ -14,7 +14,7 @@ using Clock = std::chrono::steady_clock;
 double seconds_between(Clock::time_point begin, Clock::time_point end) { return std::chrono::duration<double>(end - begin).count(); }
 
 // Room reserved for new tokens up front; a longer reply lets the cache grow.
-constexpr int64_t kReserve = 1024;
+constexpr int64_t kReserve = 64;
 
 // The text of a reply as its tokens come: decoded, cut at stop strings, handed on.
 class Reply {

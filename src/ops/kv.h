@@ -17,8 +17,9 @@ namespace tersor::ops {
 
 /// How one kind of slab stores keys and values. Immutable and shared.
 struct KvFormat {
-  KvFormat(std::shared_ptr<const codec::Codec> key_codec, std::shared_ptr<const codec::Codec> value_codec)
-      : keys(std::move(key_codec)), values(std::move(value_codec)) {}
+  KvFormat(std::shared_ptr<const codec::Codec> key_codec, std::shared_ptr<const codec::Codec> value_codec,
+           int full_block_tokens = codec::kFullBlockTokens)
+      : keys(std::move(key_codec), full_block_tokens), values(std::move(value_codec), full_block_tokens) {}
 
   codec::Layout keys, values;
   /// Applied before storing, undone by attention. A `full` slab beside a rotated one stores rotated numbers too, so that all

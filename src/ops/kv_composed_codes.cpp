@@ -128,16 +128,16 @@ mx::array pack_codes(const codec::Layout& layout, const CodeBlocks& blocks, mx::
 mx::array unpack_full(const codec::Layout& layout, const mx::array& bytes, mx::StreamOrDevice s) {
   const mx::array numbers = mx::view(mx::contiguous(blocks_of(layout, bytes, s), false, s), mlx_dtype(layout.dtype), s);
   const int b = numbers.shape(0), h = numbers.shape(1), n = numbers.shape(2);
-  const mx::Shape tokens = {b, h, n * codec::kFullBlockTokens, layout.padded_dim};
+  const mx::Shape tokens = {b, h, n * layout.block_tokens, layout.padded_dim};
   if (layout.role == codec::Role::values) return mx::reshape(numbers, tokens, s);
-  return mx::reshape(mx::swapaxes(mx::reshape(numbers, {b, h, n, layout.padded_dim, codec::kFullBlockTokens}, s), 3, 4, s), tokens, s);
+  return mx::reshape(mx::swapaxes(mx::reshape(numbers, {b, h, n, layout.padded_dim, layout.block_tokens}, s), 3, 4, s), tokens, s);
 }
 
 mx::array pack_full(const codec::Layout& layout, const mx::array& numbers, mx::StreamOrDevice s) {
-  const int b = numbers.shape(0), h = numbers.shape(1), n = numbers.shape(2) / codec::kFullBlockTokens;
-  mx::array blocks = mx::reshape(numbers, {b, h, n, codec::kFullBlockTokens, layout.padded_dim}, s);
+  const int b = numbers.shape(0), h = numbers.shape(1), n = numbers.shape(2) / layout.block_tokens;
+  mx::array blocks = mx::reshape(numbers, {b, h, n, layout.block_tokens, layout.padded_dim}, s);
   if (layout.role == codec::Role::keys) blocks = mx::swapaxes(blocks, 3, 4, s);
-  blocks = mx::reshape(mx::contiguous(blocks, false, s), {b, h, n * codec::kFullBlockTokens * layout.padded_dim}, s);
+  blocks = mx::reshape(mx::contiguous(blocks, false, s), {b, h, n * layout.block_tokens * layout.padded_dim}, s);
   return mx::view(blocks, mx::uint8, s);
 }
 

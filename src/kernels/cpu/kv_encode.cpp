@@ -195,7 +195,7 @@ void StoreFull(const codec::Layout& layout, const EncodeBatch& batch, const floa
   HWY_ALIGN T narrow[kMaxDim * kBatch];
   RowFromFloat<kType>(x, narrow, layout.dim * kBatch);
   const bool keys = layout.role == codec::Role::keys;
-  const size_t step = keys ? codec::kFullBlockTokens : 1;
+  const size_t step = keys ? layout.block_tokens : 1;
   for (size_t v = 0; v < batch.count; ++v) {
     T* to = reinterpret_cast<T*>(batch.block[v]) + (keys ? batch.token[v] : batch.token[v] * layout.padded_dim);
     for (int i = 0; i < layout.dim; ++i) to[i * step] = narrow[i * kBatch + v];

@@ -189,17 +189,19 @@ void DecodeCodes(const codec::Layout& layout, const uint8_t* block, const float*
     DecodeValues<kBits, Map>(layout, block, scales, tile);
 }
 
-// `full`: converts whole blocks of 16 tokens. Returns whether all numbers are finite.
+// `full`: converts whole blocks. Returns whether all numbers are finite (values).
 template <Dtype kType>
 bool DecodeFull(const codec::Layout& layout, const uint8_t* blocks, int tokens, float* tile) {
+  const bool keys = layout.role == codec::Role::keys;
+  const size_t row = keys ? layout.block_tokens : layout.padded_dim;  // numbers in one stored row
+  const size_t rows = keys ? layout.padded_dim : layout.block_tokens;
+  const size_t ld = keys ? kTileTokens : layout.padded_dim;
   VF odd = hn::Zero(F());
-  const size_t row = layout.role == codec::Role::keys ? kLanes : layout.padded_dim;  // numbers in one stored row
-  const size_t ld = layout.role == codec::Role::keys ? kTileTokens : layout.padded_dim;
-  for (int first = 0; first < tokens; first += codec::kFullBlockTokens, blocks += layout.block_bytes) {
-    float* to = layout.role == codec::Role::keys ? tile + first : tile + first * ld;
-    const size_t rows = layout.role == codec::Role::keys ? layout.padded_dim : codec::kFullBlockTokens;
+  for (int first = 0; first < tokens; first += layout.block_tokens, blocks += layout.block_bytes) {
+    float* to = keys ? tile + first : tile + first * ld;
     for (size_t r = 0; r < rows; ++r, to += ld) {
       RowToFloat<kType>(blocks + r * row * size_of(kType), to, row);
+      if (keys) continue;  // only values are asked
       for (size_t i = 0; i < row; i += hn::Lanes(F())) odd = hn::MulAdd(hn::LoadU(F(), to + i), hn::Zero(F()), odd);
     }
   }
