@@ -29,8 +29,8 @@ float bfloat_to_float(uint16_t bits);
 /// Storage types of full-precision numbers.
 enum class Dtype { f16, bf16, f32 };
 constexpr size_t size_of(Dtype type) { return type == Dtype::f32 ? 4 : 2; }
-std::string_view name_of(Dtype type);        // "f16", "bf16", "f32"
-Dtype parse_dtype(std::string_view text);    // accepts f16|fp16|float16 and so on; throws Error
+std::string_view name_of(Dtype type);      // "f16", "bf16", "f32"
+Dtype parse_dtype(std::string_view text);  // accepts f16|fp16|float16 and so on; throws Error
 
 /// A whole file mapped read-only. Throws Error when it cannot be opened, is a directory, or is empty.
 class MappedFile {

@@ -20,9 +20,9 @@ namespace mx = mlx::core;
 /// What a cache keeps and how: the codecs of keys and values and the options that are the cache's own.
 struct KvSpec {
   codec::Spec keys, values;
-  int window = 0;             // recent tokens kept in full precision
-  int sinks = 0;              // first tokens kept in full precision
-  std::vector<int> skip;      // layers kept in full precision; negative counts from the last layer
+  int window = 0;         // recent tokens kept in full precision
+  int sinks = 0;          // first tokens kept in full precision
+  std::vector<int> skip;  // layers kept in full precision; negative counts from the last layer
 
   /// "turboquant:4", "affine:8,group=32,window=128,sinks=4,skip=0+1+-1": sets keys and values alike. Throws Error.
   static KvSpec parse(std::string_view text);
@@ -37,8 +37,8 @@ struct KvSpec {
 struct LayerShape {
   int batch = 1;
   int kv_heads = 0;
-  int key_dim = 0;     // head size of keys (and queries)
-  int value_dim = 0;   // head size of values
+  int key_dim = 0;    // head size of keys (and queries)
+  int value_dim = 0;  // head size of values
   bool operator==(const LayerShape&) const = default;
 };
 
@@ -48,16 +48,17 @@ using ops::AttendOptions;
 struct LayerReport {
   int layer = 0;
   std::string keys_requested, values_requested;
-  std::string keys, values;             // in effect
-  std::string reason;                   // why they differ, or empty
+  std::string keys, values;  // in effect
+  std::string reason;        // why they differ, or empty
   int64_t tokens = 0;
-  uint64_t bytes = 0;                   // held by the allocator for this layer, window, sinks and spare room included
+  uint64_t bytes = 0;  // held by the allocator for this layer, window, sinks and spare room included
 };
 
 /// Keys and values of one attention layer. Not thread-safe; append and attend must use one stream.
 class LayerCache {
  public:
-  LayerCache(const codec::Spec& keys, const codec::Spec& values, int window, int sinks, LayerShape shape, Dtype full_dtype, ops::Policy policy);
+  LayerCache(const codec::Spec& keys, const codec::Spec& values, int window, int sinks, LayerShape shape, Dtype full_dtype,
+             ops::Policy policy);
   ~LayerCache();
   LayerCache(LayerCache&&) noexcept;
   LayerCache& operator=(LayerCache&&) noexcept;
@@ -84,7 +85,7 @@ class LayerCache {
   std::vector<mx::array> arrays() const;
   std::vector<ops::Choice> choices() const;
 
-  struct State;                          // cache/layer_state.h
+  struct State;  // cache/layer_state.h
   const State& state() const { return *state_; }
   State& state() { return *state_; }
 
@@ -110,10 +111,10 @@ class KvCache {
 
   int64_t tokens() const;
   void reserve(int64_t tokens);
-  int64_t trimmable() const;             // the least of all layers
-  int64_t trim(int64_t n);               // all layers or none
+  int64_t trimmable() const;  // the least of all layers
+  int64_t trim(int64_t n);    // all layers or none
   KvCache copy() const;
-  void eval() const;                     // finish pending appends
+  void eval() const;  // finish pending appends
 
   uint64_t bytes() const;
   /// What the same tokens would take in 16-bit (or full_dtype) keys and values.

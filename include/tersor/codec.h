@@ -23,11 +23,11 @@ std::string_view name_of(Family family);
 /// A codec's name, parsed: `full`, `full:fp16`, `affine:4`, `affine:8,group=32`, `turboquant:4`, `turboquant:3,rounds=1,seed=7`.
 struct Spec {
   Family family = Family::full;
-  int bits = 16;                 // bits a code; 16 or 32 for `full`
-  int group = 64;                // affine: channels that share one scale and one bias
-  int rounds = 2;                // turboquant: Hadamard rounds of the rotation, 1 or 2 (one round is not enough for sparse vectors)
-  uint64_t seed = 0;             // turboquant: seed of the rotation's signs
-  std::optional<Dtype> dtype;    // full: storage type; unset means "the full-precision type of the model's cache"
+  int bits = 16;               // bits a code; 16 or 32 for `full`
+  int group = 64;              // affine: channels that share one scale and one bias
+  int rounds = 2;              // turboquant: Hadamard rounds of the rotation, 1 or 2 (one round is not enough for sparse vectors)
+  uint64_t seed = 0;           // turboquant: seed of the rotation's signs
+  std::optional<Dtype> dtype;  // full: storage type; unset means "the full-precision type of the model's cache"
 
   /// Throws Error that lists what would work.
   static Spec parse(std::string_view text);
@@ -50,8 +50,8 @@ class Codec {
   Role role() const { return role_; }
   int dim() const { return dim_; }
   Family family() const { return spec_.family; }
-  Dtype dtype() const { return dtype_; }             // full: storage type
-  int groups() const;                                // affine: ceil(dim / group); turboquant: 1; full: 0
+  Dtype dtype() const { return dtype_; }  // full: storage type
+  int groups() const;                     // affine: ceil(dim / group); turboquant: 1; full: 0
 
   /// turboquant: the 2^bits levels for coordinates scaled to unit variance, rising; empty otherwise.
   std::span<const float> levels() const { return levels_; }

@@ -22,19 +22,22 @@ namespace mx = mlx::core;
 
 /// One transformer with switches: what the llama family (SmolLM2, Llama 3.x, Mistral, Qwen2, Qwen3) needs.
 struct Config {
-  std::string family;            // "llama", "mistral", "qwen2", "qwen3"
+  std::string family;  // "llama", "mistral", "qwen2", "qwen3"
   int layers = 0, hidden = 0, intermediate = 0, heads = 0, kv_heads = 0, head_dim = 0, vocab = 0, context = 0;
   float norm_eps = 1e-5f;
   float rope_theta = 10000.0f;
-  int rotary_dims = 0;           // head_dim unless partial
-  struct Llama3Scaling { float factor, low_freq_factor, high_freq_factor; int original_context; };
+  int rotary_dims = 0;  // head_dim unless partial
+  struct Llama3Scaling {
+    float factor, low_freq_factor, high_freq_factor;
+    int original_context;
+  };
   std::optional<Llama3Scaling> llama3_scaling;
   float linear_rope_factor = 1.0f;
-  std::vector<float> rope_freq_factors;      // [rotary/2] divisors, from a GGUF's rope_freqs.weight; or empty
+  std::vector<float> rope_freq_factors;  // [rotary/2] divisors, from a GGUF's rope_freqs.weight; or empty
   bool tied_head = false;
-  bool qk_norm = false;          // Qwen3
+  bool qk_norm = false;  // Qwen3
   bool qkv_bias = false, o_bias = false, mlp_bias = false;
-  int sliding_window = 0;        // 0: none
+  int sliding_window = 0;  // 0: none
 };
 
 /// What a model file holds, loaded: configuration, weights by canonical name, tokenizer data.
@@ -42,11 +45,11 @@ struct Config {
 struct ModelData {
   Config config;
   std::map<std::string, ops::LinearWeight> linears;
-  std::map<std::string, mx::array> vectors;        // norms
+  std::map<std::string, mx::array> vectors;  // norms
   text::TokenizerData tokenizer;
-  cache::Identity identity;                        // for saved caches: family, sizes, a digest of the weights
+  cache::Identity identity;  // for saved caches: family, sizes, a digest of the weights
   std::filesystem::path path;
-  std::string format;                              // "gguf" or "safetensors"
+  std::string format;  // "gguf" or "safetensors"
   uint64_t file_bytes = 0;
 };
 
@@ -56,7 +59,10 @@ ModelData load(const std::filesystem::path& path);
 /// Rows for `tersor inspect`: key, value; reads headers only.
 struct Inspection {
   std::vector<std::pair<std::string, std::string>> facts;
-  struct Tensor { std::string name, type, shape; uint64_t bytes; };
+  struct Tensor {
+    std::string name, type, shape;
+    uint64_t bytes;
+  };
   std::vector<Tensor> tensors;
 };
 Inspection inspect(const std::filesystem::path& path);
@@ -80,7 +86,8 @@ class Transformer {
   /// Throws Error when a token is outside the vocabulary or the context would be exceeded.
   mx::array forward(std::span<const int32_t> tokens, cache::KvCache& cache, bool last_only = true) const;
   /// The same in chunks, evaluated; progress is called with the tokens done so far. Returns the last row [1, vocab].
-  mx::array prefill(std::span<const int32_t> tokens, cache::KvCache& cache, int chunk = 512, const std::function<void(int64_t)>& progress = {}) const;
+  mx::array prefill(std::span<const int32_t> tokens, cache::KvCache& cache, int chunk = 512,
+                    const std::function<void(int64_t)>& progress = {}) const;
 
   std::vector<ops::Choice> choices() const;
   uint64_t weight_bytes() const;
@@ -92,11 +99,11 @@ class Transformer {
 
 /// How the next token is picked.
 struct Sampling {
-  float temperature = 0;          // 0: greedy
-  int top_k = 0;                  // 0: off
-  float top_p = 1;                // 1: off
-  float min_p = 0;                // 0: off
-  float repetition_penalty = 1;   // 1: off; over the last `repetition_window` tokens
+  float temperature = 0;         // 0: greedy
+  int top_k = 0;                 // 0: off
+  float top_p = 1;               // 1: off
+  float min_p = 0;               // 0: off
+  float repetition_penalty = 1;  // 1: off; over the last `repetition_window` tokens
   int repetition_window = 64;
   uint64_t seed = 0;
 };
@@ -104,7 +111,7 @@ struct Sampling {
 /// Deterministic for a given seed. logits: vocab floats.
 class Sampler {
  public:
-  explicit Sampler(const Sampling& sampling);     // throws Error for values out of range
+  explicit Sampler(const Sampling& sampling);  // throws Error for values out of range
   int32_t pick(std::span<const float> logits, std::span<const int32_t> history);
 
  private:
@@ -115,22 +122,22 @@ class Sampler {
 struct GenerateOptions {
   int max_tokens = 256;
   Sampling sampling;
-  std::vector<std::string> stop;                   // stop strings; the text ends before the first one
-  bool ignore_end = false;                         // go on past end tokens (benchmarks)
+  std::vector<std::string> stop;  // stop strings; the text ends before the first one
+  bool ignore_end = false;        // go on past end tokens (benchmarks)
   int prefill_chunk = 512;
-  std::function<void(std::string_view)> on_text;   // whole UTF-8 characters, as they come
+  std::function<void(std::string_view)> on_text;  // whole UTF-8 characters, as they come
   std::function<void(int64_t done, int64_t total)> on_prefill;
-  std::function<bool()> stop_requested;            // asked after every token; true ends the reply there
+  std::function<bool()> stop_requested;  // asked after every token; true ends the reply there
 };
 
 struct Generation {
   std::string text;
-  std::vector<int32_t> tokens;                     // generated, end token excluded
-  std::string stop_reason;                         // "end", "length", "stop", "context", "interrupted"
+  std::vector<int32_t> tokens;  // generated, end token excluded
+  std::string stop_reason;      // "end", "length", "stop", "context", "interrupted"
   int64_t prompt_tokens = 0;
   double prefill_seconds = 0, decode_seconds = 0;
   double prefill_tok_s() const;
-  double decode_tok_s() const;                     // generated tokens after the first over their time
+  double decode_tok_s() const;  // generated tokens after the first over their time
 };
 
 /// Continues `prompt` (token ids, not empty) on a cache that may already hold earlier tokens.
@@ -148,8 +155,15 @@ struct Fidelity {
 };
 /// Runs the tokens through the model twice, with a full-precision cache and with `spec`, in chunks of `chunk` positions
 /// (memory for logits stays bounded), and compares the logits at every position.
-struct Evaluation { Fidelity fidelity; cache::KvSpec spec; uint64_t kv_bytes = 0, kv_bytes_full = 0; int64_t tokens = 0; std::vector<cache::LayerReport> layers; };
-std::vector<Evaluation> evaluate(const Transformer& model, std::span<const int32_t> tokens, std::span<const cache::KvSpec> specs, int chunk = 256,
-                                 Dtype full_dtype = Dtype::f16, const std::function<void(int64_t done, int64_t total)>& progress = {});
+struct Evaluation {
+  Fidelity fidelity;
+  cache::KvSpec spec;
+  uint64_t kv_bytes = 0, kv_bytes_full = 0;
+  int64_t tokens = 0;
+  std::vector<cache::LayerReport> layers;
+};
+std::vector<Evaluation> evaluate(const Transformer& model, std::span<const int32_t> tokens, std::span<const cache::KvSpec> specs,
+                                 int chunk = 256, Dtype full_dtype = Dtype::f16,
+                                 const std::function<void(int64_t done, int64_t total)>& progress = {});
 
 }  // namespace tersor::model

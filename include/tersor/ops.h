@@ -42,20 +42,22 @@ std::vector<Choice> kernel_table();
 struct LinearWeight {
   mx::array weight;
   std::optional<mx::array> scales, biases;
-  int bits = 0, group = 0;            // 0: dense
-  std::optional<mx::array> bias;      // [out], added to the product
+  int bits = 0, group = 0;        // 0: dense
+  std::optional<mx::array> bias;  // [out], added to the product
   int out_features() const { return weight.shape(0); }
   int in_features() const { return bits ? weight.shape(1) * 32 / bits : weight.shape(1); }
-  std::string str() const;            // "affine:4,group=32" or "f16"
+  std::string str() const;  // "affine:4,group=32" or "f16"
 };
 
 /// x [..., in] times each weight's transpose, plus its bias: one result [..., out] a weight, x read once (q, k, v in one node).
 /// Results have x's dtype (f32, f16 or bf16).
 std::vector<mx::array> linear(const mx::array& x, std::span<const LinearWeight> weights, const Choice& choice, mx::StreamOrDevice s = {});
 /// residual + x W^T (+ bias)
-mx::array linear_add(const mx::array& x, const LinearWeight& weight, const mx::array& residual, const Choice& choice, mx::StreamOrDevice s = {});
+mx::array linear_add(const mx::array& x, const LinearWeight& weight, const mx::array& residual, const Choice& choice,
+                     mx::StreamOrDevice s = {});
 /// silu(x gate^T) * (x up^T)
-mx::array linear_swiglu(const mx::array& x, const LinearWeight& gate, const LinearWeight& up, const Choice& choice, mx::StreamOrDevice s = {});
+mx::array linear_swiglu(const mx::array& x, const LinearWeight& gate, const LinearWeight& up, const Choice& choice,
+                        mx::StreamOrDevice s = {});
 /// Rows of the weight for integer ids [...]: result [..., in] in `dtype`. Ids outside the table throw at evaluation.
 mx::array embed(const mx::array& ids, const LinearWeight& weight, mx::Dtype dtype, mx::StreamOrDevice s = {});
 
@@ -66,22 +68,25 @@ mx::array rms_norm(const mx::array& x, const mx::array& weight, float eps, const
 /// Dimensions i and i + rotary/2 form a pair (MLX traditional = false); the first 2 * inv_freq.size() dimensions turn.
 struct RopeParams {
   int head_dim = 0;
-  mx::array inv_freq;                          // [rotary / 2] float: angle of pair i at position p is p * inv_freq[i]
-  float attention_scale = 1.0f;                // multiplies cos and sin (YaRN); 1 for all families of today
-  std::optional<mx::array> q_norm, k_norm;     // [D]: RMS norm of each head before it is turned (Qwen3)
+  mx::array inv_freq;                       // [rotary / 2] float: angle of pair i at position p is p * inv_freq[i]
+  float attention_scale = 1.0f;             // multiplies cos and sin (YaRN); 1 for all families of today
+  std::optional<mx::array> q_norm, k_norm;  // [D]: RMS norm of each head before it is turned (Qwen3)
   float norm_eps = 1e-6f;
 };
-struct QueryKey { mx::array q, k; };
-QueryKey rope(const mx::array& q, const mx::array& k, const RopeParams& params, int64_t position, const Choice& choice, mx::StreamOrDevice s = {});
+struct QueryKey {
+  mx::array q, k;
+};
+QueryKey rope(const mx::array& q, const mx::array& k, const RopeParams& params, int64_t position, const Choice& choice,
+              mx::StreamOrDevice s = {});
 
 /// Options of one attention call over a cache (tersor/cache.h).
 struct AttendOptions {
-  float scale = 0;                      // multiplies q.k; 0 means 1/sqrt(key_dim)
-  bool causal = true;                   // query row i of L sees keys up to position tokens - L + i
-  int sliding_window = 0;               // > 0: a row at position p sees keys in (p - sliding_window, p]
-  float soft_cap = 0;                   // > 0: logits become cap * tanh(logits / cap)
-  std::optional<mx::array> sinks;       // [Hq] learned sink logits: one more softmax column that carries no value
-  std::optional<mx::array> mask;        // broadcastable to [B, Hq, L, tokens]; bool (true = visible) or additive
+  float scale = 0;                 // multiplies q.k; 0 means 1/sqrt(key_dim)
+  bool causal = true;              // query row i of L sees keys up to position tokens - L + i
+  int sliding_window = 0;          // > 0: a row at position p sees keys in (p - sliding_window, p]
+  float soft_cap = 0;              // > 0: logits become cap * tanh(logits / cap)
+  std::optional<mx::array> sinks;  // [Hq] learned sink logits: one more softmax column that carries no value
+  std::optional<mx::array> mask;   // broadcastable to [B, Hq, L, tokens]; bool (true = visible) or additive
 };
 
 }  // namespace tersor::ops

@@ -13,9 +13,9 @@
 namespace tersor::safetensors {
 
 struct Tensor {
-  std::string name, dtype;               // dtype as written: "F16", "U32", ...
+  std::string name, dtype;  // dtype as written: "F16", "U32", ...
   std::vector<uint64_t> shape;
-  std::span<const std::byte> data;       // in the mapping
+  std::span<const std::byte> data;  // in the mapping
 };
 
 /// A file whose header, dtypes, shapes and offsets have been checked: every tensor lies inside the file, has the size that its
@@ -27,7 +27,7 @@ class File {
 
   const std::filesystem::path& path() const { return file_.path(); }
   uint64_t size() const { return file_.bytes().size(); }
-  const std::vector<Tensor>& tensors() const { return tensors_; }   // in the order of their data
+  const std::vector<Tensor>& tensors() const { return tensors_; }  // in the order of their data
   const Tensor* find(const std::string& name) const;               // null when there is none
   const std::map<std::string, std::string>& metadata() const { return metadata_; }
 

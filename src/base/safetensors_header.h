@@ -12,7 +12,7 @@ namespace tersor::safetensors {
 struct Entry {
   std::string name, dtype;
   std::vector<uint64_t> shape, offsets;
-  unsigned seen = 0;                     // bits: dtype, shape, data_offsets
+  unsigned seen = 0;  // bits: dtype, shape, data_offsets
 };
 
 struct Header {

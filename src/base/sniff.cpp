@@ -22,7 +22,8 @@ std::string hex(std::span<const std::byte> bytes) {
 // The start of the file, white space and a UTF-8 mark skipped, in lower case.
 std::string text_start(std::span<const std::byte> bytes) {
   std::string text;
-  for (const std::byte b : bytes.first(std::min<size_t>(bytes.size(), 256))) text += static_cast<char>(std::tolower(std::to_integer<int>(b)));
+  for (const std::byte b : bytes.first(std::min<size_t>(bytes.size(), 256)))
+    text += static_cast<char>(std::tolower(std::to_integer<int>(b)));
   if (text.starts_with("\xef\xbb\xbf")) text.erase(0, 3);
   text.erase(0, text.find_first_not_of(" \t\r\n"));
   return text;
@@ -42,7 +43,8 @@ std::string describe_content(std::span<const std::byte> bytes) {
   if (text.starts_with("<!doctype") || text.starts_with("<html")) return "an HTML page (a failed download?); fetch the model file itself";
   if (text.starts_with("version https://git-lfs")) return "a git-lfs pointer; run \"git lfs pull\" to fetch the content";
   if (text.starts_with("pk\x03\x04")) return "a zip archive (a PyTorch checkpoint?); convert it to safetensors or GGUF";
-  if (bytes.size() > 1 && bytes[0] == std::byte{0x80} && bytes[1] <= std::byte{5}) return "a Python pickle; convert it to safetensors or GGUF";
+  if (bytes.size() > 1 && bytes[0] == std::byte{0x80} && bytes[1] <= std::byte{5})
+    return "a Python pickle; convert it to safetensors or GGUF";
   if (bytes.size() > 1 && bytes[0] == std::byte{0x1f} && bytes[1] == std::byte{0x8b}) return "gzip data; unpack it first";
   if (text.starts_with("ggjt") || text.starts_with("tjgg") || text.starts_with("lmgg") || text.starts_with("fmgg"))
     return "a GGML file of before GGUF; convert it again with today's llama.cpp";

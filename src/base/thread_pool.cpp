@@ -116,8 +116,10 @@ void ThreadPool::run_erased(size_t tasks, Task task, void* arg) {
   region_.fetch_and(~kOpen, std::memory_order_acquire);
   // A helper that joined may have lost its CPU to another process: after a while, let it run.
   for (int spins = 0; region_.load(std::memory_order_acquire) != 0; ++spins) {
-    if (spins < kSpinsBeforeYield) pause_cpu();
-    else std::this_thread::yield();
+    if (spins < kSpinsBeforeYield)
+      pause_cpu();
+    else
+      std::this_thread::yield();
   }
   inside_region = false;
 }

@@ -33,8 +33,9 @@ class ThreadPool {
   void run(size_t tasks, F&& f) {
     using Fn = std::remove_reference_t<F>;
     if (tasks == 0) return;
-    run_erased(tasks, [](void* arg, size_t task, size_t worker) { (*static_cast<Fn*>(arg))(task, worker); },
-               const_cast<void*>(static_cast<const void*>(&f)));
+    run_erased(
+        tasks, [](void* arg, size_t task, size_t worker) { (*static_cast<Fn*>(arg))(task, worker); },
+        const_cast<void*>(static_cast<const void*>(&f)));
   }
 
  private:
@@ -46,9 +47,9 @@ class ThreadPool {
 
   static constexpr uint32_t kOpen = 1u << 31;
 
-  std::mutex busy_;                       // held for the length of a region
-  std::atomic<uint32_t> epoch_{0};        // bumped once a region; helpers wait on it
-  std::atomic<uint32_t> region_{0};       // kOpen while helpers may join, plus the number of those that have
+  std::mutex busy_;                  // held for the length of a region
+  std::atomic<uint32_t> epoch_{0};   // bumped once a region; helpers wait on it
+  std::atomic<uint32_t> region_{0};  // kOpen while helpers may join, plus the number of those that have
   std::atomic<size_t> next_{0};
   size_t tasks_ = 0;
   Task task_ = nullptr;

@@ -21,11 +21,13 @@ std::vector<bool> skipped_layers(const KvSpec& spec, int layers) {
 
 }  // namespace
 
-KvCache::KvCache(const KvSpec& spec, int layers, LayerShape shape, Dtype full_dtype, ops::Policy policy) : spec_(spec), full_dtype_(full_dtype) {
+KvCache::KvCache(const KvSpec& spec, int layers, LayerShape shape, Dtype full_dtype, ops::Policy policy)
+    : spec_(spec), full_dtype_(full_dtype) {
   const std::vector<bool> skipped = skipped_layers(spec, layers);
   for (int i = 0; i < layers; ++i) {
     const codec::Spec full;
-    layers_.emplace_back(skipped[i] ? full : spec.keys, skipped[i] ? full : spec.values, spec.window, spec.sinks, shape, full_dtype, policy);
+    layers_.emplace_back(skipped[i] ? full : spec.keys, skipped[i] ? full : spec.values, spec.window, spec.sinks, shape, full_dtype,
+                         policy);
   }
 }
 
@@ -94,7 +96,9 @@ std::vector<ops::Choice> KvCache::choices() const {
   std::vector<ops::Choice> all;
   for (const LayerCache& layer : layers_)
     for (const ops::Choice& choice : layer.choices()) {
-      const auto same = [&](const ops::Choice& other) { return other.op == choice.op && other.problem == choice.problem && other.kernel == choice.kernel; };
+      const auto same = [&](const ops::Choice& other) {
+        return other.op == choice.op && other.problem == choice.problem && other.kernel == choice.kernel;
+      };
       if (std::none_of(all.begin(), all.end(), same)) all.push_back(choice);
     }
   return all;

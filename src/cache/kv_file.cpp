@@ -36,7 +36,8 @@ class Header {
  public:
   Header(const safetensors::File& file) : file_(file) {
     if (text("format") != kFormat) fail("is not a saved key/value cache of Tersor; make one with --prompt-cache-out");
-    if (text("version") != kVersion) fail("has format version " + text("version") + ", this program reads version " + std::string(kVersion) + "; make the file again");
+    if (text("version") != kVersion)
+      fail("has format version " + text("version") + ", this program reads version " + std::string(kVersion) + "; make the file again");
   }
   [[noreturn]] void fail(const std::string& why) const { throw Error(file_.path().string() + ": " + why); }
   std::string text(const std::string& key) const {
@@ -48,13 +49,15 @@ class Header {
     int64_t n = 0;
     const auto [end, code] = std::from_chars(value.data(), value.data() + value.size(), n);
     if (value.empty() || code != std::errc() || end != value.data() + value.size() || n < low || n > high)
-      fail("header entry \"" + key + "\" is \"" + value + "\" instead of a number from " + std::to_string(low) + " to " + std::to_string(high) + "; the file is damaged");
+      fail("header entry \"" + key + "\" is \"" + value + "\" instead of a number from " + std::to_string(low) + " to " +
+           std::to_string(high) + "; the file is damaged");
     return n;
   }
   void check_model(const Identity& model) const {
     for (const auto& [key, value] : model)
       if (const std::string theirs = text("model." + key); theirs != value)
-        fail("belongs to another model: its " + key + " is \"" + theirs + "\", this model's is \"" + value + "\"; use it with the model it was made with");
+        fail("belongs to another model: its " + key + " is \"" + theirs + "\", this model's is \"" + value +
+             "\"; use it with the model it was made with");
   }
   Identity extra() const {
     Identity result;
@@ -68,13 +71,15 @@ class Header {
 };
 
 // A slab filled from a tensor that must have exactly its size.
-ops::KvSlab filled(const safetensors::File& file, const Header& header, const std::string& name, std::shared_ptr<const ops::KvFormat> format, int64_t first, int64_t count) {
+ops::KvSlab filled(const safetensors::File& file, const Header& header, const std::string& name,
+                   std::shared_ptr<const ops::KvFormat> format, int64_t first, int64_t count) {
   const safetensors::Tensor* tensor = file.find(name);
   if (!tensor) header.fail("tensor \"" + name + "\" is missing; the file is damaged");
   const int64_t capacity = (count + format->granularity() - 1) / format->granularity() * format->granularity();
   const uint64_t bytes = static_cast<uint64_t>(format->batch) * format->heads * format->head_bytes(capacity);
   if (tensor->dtype != "U8" || tensor->data.size() != bytes)
-    header.fail("tensor \"" + name + "\" holds " + std::to_string(tensor->data.size()) + " bytes of " + tensor->dtype + ", expected " + std::to_string(bytes) + " of U8; the file is damaged");
+    header.fail("tensor \"" + name + "\" holds " + std::to_string(tensor->data.size()) + " bytes of " + tensor->dtype + ", expected " +
+                std::to_string(bytes) + " of U8; the file is damaged");
   ops::KvSlab slab = ops::KvSlab::make(std::move(format), capacity, first);
   mx::array data(mx::allocator::malloc(bytes), slab.data.shape(), mx::uint8);
   std::memcpy(data.data<uint8_t>(), tensor->data.data(), bytes);
@@ -102,9 +107,14 @@ void restore(LayerCache::State& state, const safetensors::File& file, const Head
 
 void KvCache::save(const std::filesystem::path& path, const Identity& model, const Identity& extra) const {
   std::vector<Saved> saved;
-  std::map<std::string, std::string> header{{"format", kFormat}, {"version", kVersion}, {"keys", spec_.keys.str()}, {"values", spec_.values.str()},
-                                            {"window", std::to_string(spec_.window)}, {"sinks", std::to_string(spec_.sinks)},
-                                            {"full_dtype", std::string(name_of(full_dtype_))}, {"layers", std::to_string(layers())},
+  std::map<std::string, std::string> header{{"format", kFormat},
+                                            {"version", kVersion},
+                                            {"keys", spec_.keys.str()},
+                                            {"values", spec_.values.str()},
+                                            {"window", std::to_string(spec_.window)},
+                                            {"sinks", std::to_string(spec_.sinks)},
+                                            {"full_dtype", std::string(name_of(full_dtype_))},
+                                            {"layers", std::to_string(layers())},
                                             {"tokens", std::to_string(tokens())}};
   std::string skip;
   for (const int layer : spec_.skip) skip += (skip.empty() ? "" : "+") + std::to_string(layer);
@@ -138,20 +148,22 @@ KvCache::Loaded KvCache::load(const std::filesystem::path& path, const Identity&
   header.check_model(model);
   const int layers = static_cast<int>(header.number("layers", 0, 100000));
   const int64_t tokens = header.number("tokens", 0, kMaxTokens);
-  if (tokens > 0 && file.tensors().size() < static_cast<size_t>(layers)) header.fail("holds fewer tensors than its " + std::to_string(layers) + " layers need; the file is damaged");
+  if (tokens > 0 && file.tensors().size() < static_cast<size_t>(layers))
+    header.fail("holds fewer tensors than its " + std::to_string(layers) + " layers need; the file is damaged");
   LayerShape shape{static_cast<int>(header.number("batch", 1, 65536)), static_cast<int>(header.number("kv_heads", 0, 65536)),
-                   static_cast<int>(header.number("key_dim", 0, codec::kMaxDim)), static_cast<int>(header.number("value_dim", 0, codec::kMaxDim))};
+                   static_cast<int>(header.number("key_dim", 0, codec::kMaxDim)),
+                   static_cast<int>(header.number("value_dim", 0, codec::kMaxDim))};
   KvSpec spec;
   Dtype full_dtype;
   try {
-    const std::string options = ",window=" + header.text("window") + ",sinks=" + header.text("sinks") + (header.text("skip").empty() ? "" : ",skip=" + header.text("skip"));
+    const std::string options = ",window=" + header.text("window") + ",sinks=" + header.text("sinks") +
+                                (header.text("skip").empty() ? "" : ",skip=" + header.text("skip"));
     spec = KvSpec::parse(header.text("keys") + options, header.text("values") + options);
     full_dtype = parse_dtype(header.text("full_dtype"));
-  } catch (const Error& error) {
-    header.fail(std::string(error.what()) + "; the file is damaged or newer than this program");
-  }
+  } catch (const Error& error) { header.fail(std::string(error.what()) + "; the file is damaged or newer than this program"); }
   Loaded loaded{KvCache(spec, tokens > 0 ? layers : std::min(layers, 4096), shape, full_dtype, policy), header.extra()};
-  for (int i = 0; i < loaded.cache.layers(); ++i) restore(loaded.cache.layers_[i].state(), file, header, "layers." + std::to_string(i) + ".", tokens);
+  for (int i = 0; i < loaded.cache.layers(); ++i)
+    restore(loaded.cache.layers_[i].state(), file, header, "layers." + std::to_string(i) + ".", tokens);
   return loaded;
 }
 

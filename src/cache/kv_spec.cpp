@@ -11,8 +11,8 @@ int parse_int(std::string_view text, std::string_view key, int low, int high, st
   int value = 0;
   const auto [end, code] = std::from_chars(text.data(), text.data() + text.size(), value);
   if (text.empty() || code != std::errc() || end != text.data() + text.size() || value < low || value > high)
-    throw Error("cache setting \"" + std::string(whole) + "\": " + std::string(key) + "=" + std::string(text) + " is not a whole number from " + std::to_string(low) + " to " +
-                std::to_string(high));
+    throw Error("cache setting \"" + std::string(whole) + "\": " + std::string(key) + "=" + std::string(text) +
+                " is not a whole number from " + std::to_string(low) + " to " + std::to_string(high));
   return value;
 }
 
@@ -43,10 +43,14 @@ Parsed parse_one(std::string_view text) {
       if (part.size() <= key.size() || part.substr(0, key.size()) != key || part[key.size()] != '=') return std::nullopt;
       return part.substr(key.size() + 1);
     };
-    if (const auto window = value_of("window")) parsed.window = parse_int(*window, "window", 0, kMaxTokens, text);
-    else if (const auto sinks = value_of("sinks")) parsed.sinks = parse_int(*sinks, "sinks", 0, kMaxTokens, text);
-    else if (const auto skip = value_of("skip")) parsed.skip = parse_layers(*skip, text);
-    else codec_text += (at == 0 ? "" : ",") + std::string(part);
+    if (const auto window = value_of("window"))
+      parsed.window = parse_int(*window, "window", 0, kMaxTokens, text);
+    else if (const auto sinks = value_of("sinks"))
+      parsed.sinks = parse_int(*sinks, "sinks", 0, kMaxTokens, text);
+    else if (const auto skip = value_of("skip"))
+      parsed.skip = parse_layers(*skip, text);
+    else
+      codec_text += (at == 0 ? "" : ",") + std::string(part);
     at = end + 1;
   }
   parsed.codec = codec::Spec::parse(codec_text);

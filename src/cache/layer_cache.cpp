@@ -17,8 +17,9 @@ int64_t round_up(int64_t n, int64_t step) { return (n + step - 1) / step * step;
 
 bool is_full(const codec::Spec& spec) { return spec.family == codec::Family::full; }
 
-std::shared_ptr<const ops::KvFormat> make_format(const codec::Spec& keys, const codec::Spec& values, const LayerShape& shape, Dtype full_dtype,
-                                                 const ops::KvFormat* basis = nullptr, int full_block_tokens = codec::kFullBlockTokens) {
+std::shared_ptr<const ops::KvFormat> make_format(const codec::Spec& keys, const codec::Spec& values, const LayerShape& shape,
+                                                 Dtype full_dtype, const ops::KvFormat* basis = nullptr,
+                                                 int full_block_tokens = codec::kFullBlockTokens) {
   const auto key_codec = codec::Codec::make(keys, codec::Role::keys, shape.key_dim, full_dtype);
   const auto value_codec = codec::Codec::make(values, codec::Role::values, shape.value_dim, full_dtype);
   ops::KvFormat format(key_codec, value_codec, full_block_tokens);
@@ -76,7 +77,8 @@ LayerCache::~LayerCache() = default;
 LayerCache::LayerCache(LayerCache&&) noexcept = default;
 LayerCache& LayerCache::operator=(LayerCache&&) noexcept = default;
 
-LayerCache::LayerCache(const codec::Spec& keys, const codec::Spec& values, int window, int sinks, LayerShape shape, Dtype full_dtype, ops::Policy policy)
+LayerCache::LayerCache(const codec::Spec& keys, const codec::Spec& values, int window, int sinks, LayerShape shape, Dtype full_dtype,
+                       ops::Policy policy)
     : state_(std::make_unique<State>()) {
   State& s = *state_;
   s.keys = keys, s.values = values, s.shape = shape, s.full_dtype = full_dtype;
@@ -102,6 +104,7 @@ void LayerCache::append(const mx::array& k, const mx::array& v) {
   body_writes(s, shape.tokens, writes);
   full_writes(s, shape.tokens, writes);
   ops::kv_append(writes, k, v, s.ticket, s.append_choice);
+  s.ticket.reset();
   for (const ops::KvWrite& write : writes) write.slab->count = write.at + write.count;
   s.tokens += shape.tokens;
 }
@@ -110,7 +113,8 @@ mx::array LayerCache::attend(const mx::array& q, const AttendOptions& options) {
   State& s = *state_;
   const auto shape = ops::RowShape::of(q, 0, s.shape.key_dim, "LayerCache::attend", "q");
   if (shape.tokens > s.tokens)
-    throw std::invalid_argument("[LayerCache::attend] " + std::to_string(shape.tokens) + " query rows but only " + std::to_string(s.tokens) + " cached tokens; append keys and values first");
+    throw std::invalid_argument("[LayerCache::attend] " + std::to_string(shape.tokens) + " query rows but only " +
+                                std::to_string(s.tokens) + " cached tokens; append keys and values first");
   std::vector<ops::KvRead> reads;
   // A row at p reads tokens in (p - window, p] from the recent slab, as far as that reaches back, and earlier ones from the body.
   if (s.sink_slab) reads.push_back({&*s.sink_slab, {}, {}, {}, {}});
@@ -123,7 +127,7 @@ mx::array LayerCache::attend(const mx::array& q, const AttendOptions& options) {
   }
   if (s.recent) reads.push_back({&*s.recent, std::max(s.recent->first, s.sinks), 1 - s.window, {}, {}});
   auto [out, ticket] = ops::kv_attend(q, reads, options, s.tokens - shape.tokens, s.attend_choice);
-  s.ticket = ticket;
+  s.ticket = s.ticket ? mx::maximum(*s.ticket, ticket) : ticket;
   // A long chunk has left a long window behind.
   if (s.recent && s.recent->capacity > recent_capacity(s)) {
     const int64_t first = recent_first(s, s.tokens);

@@ -21,16 +21,16 @@ inline constexpr int64_t kLeastStep = 64, kMostStep = 2048;
 /// so the result does not depend on how tokens were grouped into calls.
 struct LayerCache::State {
   codec::Spec keys, values;
-  int64_t window = 0, sinks = 0;            // 0 where everything is full precision anyway
+  int64_t window = 0, sinks = 0;  // 0 where everything is full precision anyway
   LayerShape shape;
   Dtype full_dtype = Dtype::f16;
   ops::Choice append_choice, attend_choice;
 
   std::shared_ptr<const ops::KvFormat> body_format, sink_format, recent_format;
-  std::vector<ops::KvSlab> body;            // consecutive
-  std::optional<ops::KvSlab> sink_slab;     // positions [0, sinks)
-  std::optional<ops::KvSlab> recent;        // positions [recent->first, tokens)
-  std::optional<mx::array> ticket;          // of the last attention: what overwrites slots waits for it
+  std::vector<ops::KvSlab> body;         // consecutive
+  std::optional<ops::KvSlab> sink_slab;  // positions [0, sinks)
+  std::optional<ops::KvSlab> recent;     // positions [recent->first, tokens)
+  std::optional<mx::array> ticket;       // of all attention since the last append: what overwrites slots waits for it
   int64_t tokens = 0;
 
   int64_t capacity() const { return body.empty() ? 0 : body.back().first + body.back().capacity; }

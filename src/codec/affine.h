@@ -8,7 +8,7 @@
 namespace tersor::codec {
 
 struct Affine {
-  float scale, bias;   // as stored
+  float scale, bias;  // as stored
 };
 
 /// From the least and greatest number of a group. The edge of larger magnitude is the bias and zero falls on a code where the range

@@ -22,11 +22,13 @@ class Density {
   }
 
  private:
-  static constexpr double kFar = 9;   // beyond 9 sigma the mass is below 1e-18
+  static constexpr double kFar = 9;  // beyond 9 sigma the mass is below 1e-18
   double dim_, power_, end_, log_norm_ = 0;
 };
 
-struct Moments { double mass = 0, first = 0, second = 0; };
+struct Moments {
+  double mass = 0, first = 0, second = 0;
+};
 
 // Gauss-Legendre nodes and weights on [-1, 1] by Newton's iteration on the Legendre polynomial.
 template <int N>
@@ -110,7 +112,7 @@ class HalfQuantiser {
       if (i > 0) lower[i] = density_(edge(i)) * (centroid(i) - edge(i)) / cells_[i].mass / 2;
       diagonal[i] += upper[i] + lower[i];
     }
-    for (size_t i = 1; i < n; ++i) {   // Thomas algorithm
+    for (size_t i = 1; i < n; ++i) {  // Thomas algorithm
       const double factor = lower[i] / diagonal[i - 1];
       diagonal[i] -= factor * upper[i - 1];
       step[i] -= factor * step[i - 1];

@@ -6,8 +6,8 @@
 namespace tersor::codec {
 
 struct Book {
-  std::vector<double> levels;   // 2^bits, rising, symmetric; for coordinates scaled to unit variance
-  double distortion = 0;        // E[(y - Q(y))^2], which is E||u - u_hat||^2 of a unit vector
+  std::vector<double> levels;  // 2^bits, rising, symmetric; for coordinates scaled to unit variance
+  double distortion = 0;       // E[(y - Q(y))^2], which is E||u - u_hat||^2 of a unit vector
 };
 
 /// The quantiser of least mean squared error for one coordinate of sqrt(dim) * u, u uniform on the unit sphere of R^dim.

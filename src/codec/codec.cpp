@@ -32,7 +32,8 @@ int Codec::groups() const {
 }
 
 std::shared_ptr<const Codec> Codec::make(const Spec& spec, Role role, int dim, Dtype full_dtype) {
-  if (dim < 1 || dim > kMaxDim) throw Error("codec " + spec.str() + ": head size " + std::to_string(dim) + " is outside 1 to " + std::to_string(kMaxDim));
+  if (dim < 1 || dim > kMaxDim)
+    throw Error("codec " + spec.str() + ": head size " + std::to_string(dim) + " is outside 1 to " + std::to_string(kMaxDim));
   std::shared_ptr<Codec> codec(new Codec);
   codec->spec_ = spec;
   codec->role_ = role;
@@ -41,11 +42,13 @@ std::shared_ptr<const Codec> Codec::make(const Spec& spec, Role role, int dim, D
   if (spec.family == Family::full) codec->spec_.bits = static_cast<int>(8 * size_of(codec->dtype_));
   if (spec.family != Family::turboquant) return codec;
   if (dim < 4 || !Rotation::supports(dim))
-    throw Error("codec " + spec.str() + " does not fit head size " + std::to_string(dim) + ": turboquant takes sizes " + Rotation::supported_sizes() + "; affine and full take any size");
+    throw Error("codec " + spec.str() + " does not fit head size " + std::to_string(dim) + ": turboquant takes sizes " +
+                Rotation::supported_sizes() + "; affine and full take any size");
   codec->rotation_ = std::make_shared<Rotation>(dim, spec.rounds, spec.seed);
   const Book& book = lloyd_max_book(dim, spec.bits);
   for (const double level : book.levels) codec->levels_.push_back(static_cast<float>(level));
-  for (size_t i = 1; i < book.levels.size(); ++i) codec->thresholds_.push_back(static_cast<float>((book.levels[i - 1] + book.levels[i]) / 2));
+  for (size_t i = 1; i < book.levels.size(); ++i)
+    codec->thresholds_.push_back(static_cast<float>((book.levels[i - 1] + book.levels[i]) / 2));
   return codec;
 }
 
@@ -60,7 +63,8 @@ void Codec::encode(std::span<const float> x, std::span<uint8_t> codes, std::span
       const Affine affine = affine_from_range(*low, *high, spec_.bits);
       scalars[g] = affine.scale, scalars[groups() + g] = affine.bias;
       for (size_t i = begin; i < begin + count; ++i)
-        codes[i] = affine.scale == 0 ? 0 : static_cast<uint8_t>(std::clamp(std::nearbyint((clean[i] - affine.bias) / affine.scale), 0.0f, top));
+        codes[i] =
+            affine.scale == 0 ? 0 : static_cast<uint8_t>(std::clamp(std::nearbyint((clean[i] - affine.bias) / affine.scale), 0.0f, top));
     }
   } else if (spec_.family == Family::turboquant) {
     std::vector<double> y(x.size());
@@ -82,8 +86,10 @@ void Codec::encode(std::span<const float> x, std::span<uint8_t> codes, std::span
 
 void Codec::decode(std::span<const uint8_t> codes, std::span<const float> scalars, std::span<float> y) const {
   for (int i = 0; i < dim_; ++i) {
-    if (spec_.family == Family::turboquant) y[i] = levels_[codes[i]] * scalars[0];
-    else y[i] = codes[i] * scalars[i / spec_.group] + scalars[groups() + i / spec_.group];
+    if (spec_.family == Family::turboquant)
+      y[i] = levels_[codes[i]] * scalars[0];
+    else
+      y[i] = codes[i] * scalars[i / spec_.group] + scalars[groups() + i / spec_.group];
   }
 }
 

@@ -15,9 +15,17 @@ BitPlace place(Role role, int bits, int t, int d) { return role == Role::keys ? 
 }  // namespace
 
 Layout::Layout(std::shared_ptr<const Codec> c, int full_block_tokens)
-    : codec(std::move(c)), family(codec->family()), role(codec->role()), dtype(codec->dtype()), dim(codec->dim()),
-      padded_dim((dim + kLanes - 1) / kLanes * kLanes), bits(codec->spec().bits), group(codec->spec().group), groups(codec->groups()),
-      block_tokens(family == Family::full ? full_block_tokens : kTileTokens), levels(codec->levels().data()) {
+    : codec(std::move(c)),
+      family(codec->family()),
+      role(codec->role()),
+      dtype(codec->dtype()),
+      dim(codec->dim()),
+      padded_dim((dim + kLanes - 1) / kLanes * kLanes),
+      bits(codec->spec().bits),
+      group(codec->spec().group),
+      groups(codec->groups()),
+      block_tokens(family == Family::full ? full_block_tokens : kTileTokens),
+      levels(codec->levels().data()) {
   if (family == Family::full) {
     block_bytes = static_cast<size_t>(block_tokens) * padded_dim * size_of(dtype);
     return;
@@ -72,8 +80,10 @@ void Layout::put_full(uint8_t* blocks, int64_t token, std::span<const float> x) 
   for (int d = 0; d < dim; ++d) {
     uint8_t* at = blocks + full_index(token, d) * size_of(dtype);
     const uint16_t narrow = dtype == Dtype::f16 ? float_to_half(x[d]) : float_to_bfloat(x[d]);
-    if (dtype == Dtype::f32) std::memcpy(at, &x[d], 4);
-    else std::memcpy(at, &narrow, 2);
+    if (dtype == Dtype::f32)
+      std::memcpy(at, &x[d], 4);
+    else
+      std::memcpy(at, &narrow, 2);
   }
 }
 

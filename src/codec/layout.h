@@ -19,19 +19,22 @@
 
 namespace tersor::codec {
 
-inline constexpr int kTileTokens = 64;        // tokens a kernel decodes at once
+inline constexpr int kTileTokens = 64;  // tokens a kernel decodes at once
 inline constexpr int kFullBlockTokens = 16;
 inline constexpr int kLanes = 16, kRowBytes = 64;
 inline constexpr int kMaxDim = 1024;
 
 struct Plane {
-  int bits = 0;          // 8, 4, 2 or 1
-  int shift = 0;         // where these bits stand in the code
-  size_t offset = 0;     // of the plane in its block, in bytes
+  int bits = 0;       // 8, 4, 2 or 1
+  int shift = 0;      // where these bits stand in the code
+  size_t offset = 0;  // of the plane in its block, in bytes
 };
 
 /// Place of one code's bits within a plane.
-struct BitPlace { size_t byte; int shift; };
+struct BitPlace {
+  size_t byte;
+  int shift;
+};
 
 struct Layout {
   /// full_block_tokens: 4, 8 or 16 tokens a block of `full`; fewer waste less memory, 16 are read fastest.
@@ -40,16 +43,16 @@ struct Layout {
   std::shared_ptr<const Codec> codec;
   Family family;
   Role role;
-  Dtype dtype;           // full
+  Dtype dtype;  // full
   int dim, padded_dim;
   int bits, group, groups;
   int block_tokens;
   int plane_count = 0;
   Plane planes[2];
   size_t scalars_offset = 0;
-  int scalar_rows = 0;   // turboquant: 1 (norms); affine: groups scales, then groups biases
+  int scalar_rows = 0;  // turboquant: 1 (norms); affine: groups scales, then groups biases
   size_t block_bytes = 0;
-  const float* levels;   // turboquant, 2^bits
+  const float* levels;  // turboquant, 2^bits
 
   /// Blocks for this many tokens, and their bytes.
   size_t blocks(int64_t tokens) const { return static_cast<size_t>((tokens + block_tokens - 1) / block_tokens); }

@@ -8,8 +8,11 @@
 namespace tersor::codec {
 namespace {
 
-// Orders of the core matrices: Paley's construction I (order q + 1) needs a prime q = 3 mod 4, construction II (order 2q + 2) a prime q = 1 mod 4.
-struct Paley { int order, q; };
+// Orders of the core matrices: Paley's construction I (order q + 1) needs a prime q = 3 mod 4, construction II (order 2q + 2) a prime q = 1
+// mod 4.
+struct Paley {
+  int order, q;
+};
 constexpr std::array<Paley, 6> kCores = {{{12, 11}, {20, 19}, {28, 13}, {36, 17}, {44, 43}, {60, 59}}};
 
 bool is_power_of_two(int n) { return n > 0 && (n & (n - 1)) == 0; }
@@ -50,7 +53,7 @@ std::vector<float> paley_matrix(int order) {
       int entry;
       if (q % 4 == 3) {
         entry = bordered(r, c, q) + (r == c);
-      } else {   // entry 0 becomes [[1,-1],[-1,-1]], entry +-1 becomes +-[[1,1],[1,-1]]
+      } else {  // entry 0 becomes [[1,-1],[-1,-1]], entry +-1 becomes +-[[1,1],[1,-1]]
         const int s = bordered(r / 2, c / 2, q), lower_right = r % 2 && c % 2, off = r % 2 != c % 2;
         entry = s ? s * (lower_right ? -1 : 1) : (lower_right || off ? -1 : 1);
       }
@@ -86,7 +89,8 @@ std::string Rotation::supported_sizes() {
 }
 
 Rotation::Rotation(int dim, int rounds, uint64_t seed) : dim_(dim), core_(core_order(dim)) {
-  if (core_ == 0) throw Error("a Hadamard rotation of " + std::to_string(dim) + " dimensions does not exist here; sizes that work: " + supported_sizes());
+  if (core_ == 0)
+    throw Error("a Hadamard rotation of " + std::to_string(dim) + " dimensions does not exist here; sizes that work: " + supported_sizes());
   core_matrix_ = paley_matrix(core_);
   uint64_t state = seed, bits = 0;
   for (int i = 0; i < rounds * dim; ++i) {

@@ -19,10 +19,10 @@ class Rotation {
 
   int dim() const { return dim_; }
   int rounds() const { return static_cast<int>(signs_.size()) / dim_; }
-  int core() const { return core_; }                          // order of the core matrix: 1, 12, 20, ...
-  int power() const { return dim_ / core_; }                  // the power of two beside it
-  std::span<const float> signs() const { return signs_; }     // [rounds][dim], +1 or -1
-  std::span<const float> core_matrix() const { return core_matrix_; }   // [core][core], +1 or -1, row-major
+  int core() const { return core_; }                                   // order of the core matrix: 1, 12, 20, ...
+  int power() const { return dim_ / core_; }                           // the power of two beside it
+  std::span<const float> signs() const { return signs_; }              // [rounds][dim], +1 or -1
+  std::span<const float> core_matrix() const { return core_matrix_; }  // [core][core], +1 or -1, row-major
 
   /// Plain references in double; in place on dim numbers.
   void apply(std::span<double> x) const;

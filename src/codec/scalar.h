@@ -9,8 +9,8 @@
 
 namespace tersor::codec {
 
-inline constexpr uint32_t kScalarExponentShift = (127u - 40u) << 23;   // from our exponent bias to float's
-inline constexpr float kScalarMax = 0x1.ff8p+23f;                      // largest magnitude that both formats hold
+inline constexpr uint32_t kScalarExponentShift = (127u - 40u) << 23;  // from our exponent bias to float's
+inline constexpr float kScalarMax = 0x1.ff8p+23f;                     // largest magnitude that both formats hold
 /// Inputs are clamped to this magnitude before encoding (half precision's range), NaN becomes 0.
 inline constexpr float kInputMax = 65504.0f;
 

@@ -20,8 +20,8 @@ mx::array product(const mx::array& x, const LinearWeight& w, mx::StreamOrDevice 
 }
 
 // Heads of [B, L, H * D], normed if asked for, turned, in the input's type.
-mx::array turn(const mx::array& x, const RopeParams& p, const std::optional<mx::array>& norm, const mx::array& cosines, const mx::array& sines,
-               mx::StreamOrDevice s) {
+mx::array turn(const mx::array& x, const RopeParams& p, const std::optional<mx::array>& norm, const mx::array& cosines,
+               const mx::array& sines, mx::StreamOrDevice s) {
   const int rotary = 2 * static_cast<int>(p.inv_freq.size()), d = p.head_dim;
   mx::array heads = mx::astype(mx::reshape(x, {x.shape(0), x.shape(1), x.shape(2) / d, d}, s), mx::float32, s);
   if (norm) heads = mx::fast::rms_norm(heads, mx::astype(*norm, mx::float32, s), p.norm_eps, s);
@@ -71,7 +71,8 @@ QueryKey rope(const mx::array& q, const mx::array& k, const RopeParams& params, 
   kernels::rope_table(frequencies.data<float>(), pairs, position, tokens, params.attention_scale, table.data());
   const int half = static_cast<int>(pairs), length = q.shape(1);
   const mx::array both(table.data(), {length, 1, 2 * half}, mx::float32);
-  const mx::array cosines = mx::slice(both, {0, 0, 0}, {length, 1, half}, s), sines = mx::slice(both, {0, 0, half}, {length, 1, 2 * half}, s);
+  const mx::array cosines = mx::slice(both, {0, 0, 0}, {length, 1, half}, s),
+                  sines = mx::slice(both, {0, 0, half}, {length, 1, 2 * half}, s);
   return {turn(q, params, params.q_norm, cosines, sines, s), turn(k, params, params.k_norm, cosines, sines, s)};
 }
 

@@ -59,9 +59,8 @@ class Embed : public mx::Primitive {
     mx::array& out = outputs[0];
     out.set_data(mx::allocator::malloc(out.nbytes()));
     encoder.set_output_array(out);
-    encoder.dispatch([matrix, ids = parts[0].data<int64_t>(), count = parts[0].size(), type = dtype_of(out, "embed"), to = out.data<void>()] {
-      gather_rows(matrix, ids, count, type, to);
-    });
+    encoder.dispatch([matrix, ids = parts[0].data<int64_t>(), count = parts[0].size(), type = dtype_of(out, "embed"),
+                      to = out.data<void>()] { gather_rows(matrix, ids, count, type, to); });
   }
   void eval_gpu(const std::vector<mx::array>&, std::vector<mx::array>&) override {
     throw std::runtime_error("[embed] the CPU kernel was asked to run on a GPU stream");

@@ -25,7 +25,8 @@ struct Format {
 // Inputs: x, (add: residual,) then of each weight: weight, (scales, biases,) (bias). Outputs: one a weight, or one of a pair.
 class Linear : public mx::Primitive {
  public:
-  Linear(mx::Stream stream, LinearKind kind, std::vector<Format> formats) : mx::Primitive(stream), kind_(kind), formats_(std::move(formats)) {}
+  Linear(mx::Stream stream, LinearKind kind, std::vector<Format> formats)
+      : mx::Primitive(stream), kind_(kind), formats_(std::move(formats)) {}
 
   void eval_cpu(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs) override {
     auto& encoder = mx::cpu::get_command_encoder(stream());
@@ -117,7 +118,8 @@ std::vector<mx::array> linear(const mx::array& x, std::span<const LinearWeight> 
   return results;
 }
 
-mx::array linear_add(const mx::array& x, const LinearWeight& weight, const mx::array& residual, const Choice& choice, mx::StreamOrDevice s) {
+mx::array linear_add(const mx::array& x, const LinearWeight& weight, const mx::array& residual, const Choice& choice,
+                     mx::StreamOrDevice s) {
   check_linear("linear_add", x, weight);
   if (residual.shape() != result_shape(x, weight) || residual.dtype() != x.dtype()) {
     std::ostringstream text;

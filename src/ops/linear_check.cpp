@@ -48,7 +48,8 @@ void check_weight(const std::string& op, const LinearWeight& w) {
 void check_linear(const std::string& op, const mx::array& x, const LinearWeight& w) {
   check_weight(op, w);
   dtype_of(x, op);
-  if (x.ndim() == 0 || x.shape(-1) != w.in_features()) fail(op, "x has shape ", x.shape(), "; the weight takes [..., ", w.in_features(), "]");
+  if (x.ndim() == 0 || x.shape(-1) != w.in_features())
+    fail(op, "x has shape ", x.shape(), "; the weight takes [..., ", w.in_features(), "]");
 }
 
 kernels::LinearMatrix matrix_of(const mx::array& weight, int bits, int group) {

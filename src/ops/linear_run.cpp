@@ -18,7 +18,9 @@ T* at(T* base, size_t index, Dtype type) {
   return base ? static_cast<Byte*>(base) + index * size_of(type) : nullptr;
 }
 
-bool same_format(const kernels::LinearMatrix& a, const kernels::LinearMatrix& b) { return a.bits == b.bits && a.group == b.group && a.in == b.in; }
+bool same_format(const kernels::LinearMatrix& a, const kernels::LinearMatrix& b) {
+  return a.bits == b.bits && a.group == b.group && a.in == b.in;
+}
 
 // A block of results: x rows [row, row + rows) times weight rows [first, first + count) of one job (or pair).
 struct Block {
@@ -145,8 +147,6 @@ void run_many_rows(const LinearRun& run) {
 
 }  // namespace
 
-void run_linear(const LinearRun& run) {
-  run.rows <= kernels::kLinearFewRows ? run_few_rows(run) : run_many_rows(run);
-}
+void run_linear(const LinearRun& run) { run.rows <= kernels::kLinearFewRows ? run_few_rows(run) : run_many_rows(run); }
 
 }  // namespace tersor::ops

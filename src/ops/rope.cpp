@@ -98,7 +98,9 @@ class Rope : public mx::Primitive {
  private:
   Part part(const mx::array& x, mx::array& out, const mx::array* norm, size_t pairs) const {
     const auto head_dim = static_cast<size_t>(params_.head_dim);
-    Part p{{dtype_of(x, "rope"), head_dim, pairs, nullptr, Dtype::f32, params_.eps}, x.data<char>(), out.data<char>(),
+    Part p{{dtype_of(x, "rope"), head_dim, pairs, nullptr, Dtype::f32, params_.eps},
+           x.data<char>(),
+           out.data<char>(),
            static_cast<size_t>(x.shape(2)) / head_dim};
     if (norm) p.heads.norm = norm->data<void>(), p.heads.norm_type = dtype_of(*norm, "rope");
     return p;
@@ -122,7 +124,8 @@ void check(const mx::array& q, const mx::array& k, const RopeParams& p, int64_t 
   }
   if (q.shape(0) != k.shape(0) || q.shape(1) != k.shape(1))
     fail("q and k must have equally many batches and tokens; got ", q.shape(), " and ", k.shape());
-  if (p.inv_freq.ndim() != 1 || p.inv_freq.dtype() != mx::float32 || 2 * p.inv_freq.size() > static_cast<size_t>(p.head_dim) || !p.inv_freq.size())
+  if (p.inv_freq.ndim() != 1 || p.inv_freq.dtype() != mx::float32 || 2 * p.inv_freq.size() > static_cast<size_t>(p.head_dim) ||
+      !p.inv_freq.size())
     fail("inv_freq must be float32 with 1 to head_dim / 2 numbers; got ", p.inv_freq.dtype(), " ", p.inv_freq.shape());
   for (const auto* norm : {&p.q_norm, &p.k_norm}) {
     if (!*norm) continue;
@@ -134,14 +137,16 @@ void check(const mx::array& q, const mx::array& k, const RopeParams& p, int64_t 
 
 }  // namespace
 
-QueryKey rope(const mx::array& q, const mx::array& k, const RopeParams& params, int64_t position, const Choice& choice, mx::StreamOrDevice s) {
+QueryKey rope(const mx::array& q, const mx::array& k, const RopeParams& params, int64_t position, const Choice& choice,
+              mx::StreamOrDevice s) {
   check(q, k, params, position);
   if (!q.size() || !k.size()) return {q, k};
   if (!choice.fast) return composed::rope(q, k, params, position, s);
   std::vector<mx::array> inputs{q, k, params.inv_freq};
   if (params.q_norm) inputs.push_back(*params.q_norm);
   if (params.k_norm) inputs.push_back(*params.k_norm);
-  const Rope::Params p{params.head_dim, params.q_norm.has_value(), params.k_norm.has_value(), params.attention_scale, params.norm_eps, position};
+  const Rope::Params p{params.head_dim,        params.q_norm.has_value(), params.k_norm.has_value(),
+                       params.attention_scale, params.norm_eps,           position};
   auto out = mx::array::make_arrays({q.shape(), k.shape()}, {q.dtype(), k.dtype()}, std::make_shared<Rope>(mx::to_stream(s), p), inputs);
   return {std::move(out[0]), std::move(out[1])};
 }

@@ -40,9 +40,7 @@ TEST_F(FloatConvert, Every16BitPatternConvertsAndReturns) {
       from_float(type, values.data(), back.data(), back.size());
       for (uint32_t i = 0; i < 65536; ++i) {
         expect_same_bits_or_nan(values[i], type == Dtype::f16 ? half_to_float(bits[i]) : bfloat_to_float(bits[i]), i);
-        if (!std::isnan(values[i])) {
-          ASSERT_EQ(back[i], bits[i]) << i;
-        }
+        if (!std::isnan(values[i])) { ASSERT_EQ(back[i], bits[i]) << i; }
       }
     }
   }

@@ -241,7 +241,8 @@ TEST_F(LinearKernel, DequantizedRowsAreExactlyScaleTimesCodePlusBias) {
     std::vector<float> row(192);
     for (size_t r = 0; r < 5; ++r) {
       dequantize_row(w.matrix, r, row.data());
-      for (size_t k = 0; k < 192; ++k) ASSERT_NEAR(row[k], w.worth[r * 192 + k], kEpsilon * w.terms[r * 192 + k]) << bits << " " << r << " " << k;
+      for (size_t k = 0; k < 192; ++k)
+        ASSERT_NEAR(row[k], w.worth[r * 192 + k], kEpsilon * w.terms[r * 192 + k]) << bits << " " << r << " " << k;
     }
   }
 }

@@ -111,12 +111,15 @@ TEST_F(NormRope, HeadsTurnAndAreNormedFirst) {
               std::vector<double> v(x.values.begin() + h * head_dim, x.values.begin() + (h + 1) * head_dim);
               double squares = 0, largest = 0;
               for (const double e : v) squares += e * e;
-              for (size_t i = 0; normed && i < head_dim; ++i) v[i] *= norm.values[i] / std::sqrt(squares / static_cast<double>(head_dim) + 1e-6);
+              for (size_t i = 0; normed && i < head_dim; ++i)
+                v[i] *= norm.values[i] / std::sqrt(squares / static_cast<double>(head_dim) + 1e-6);
               for (const double e : v) largest = std::max(largest, std::abs(e));
               for (size_t i = 0; i < head_dim; ++i) {
                 double want = v[i];
-                if (i < pairs) want = v[i] * angles.values[i] - v[i + pairs] * angles.values[pairs + i];
-                else if (i < 2 * pairs) want = v[i - pairs] * angles.values[i] + v[i] * angles.values[i - pairs];
+                if (i < pairs)
+                  want = v[i] * angles.values[i] - v[i + pairs] * angles.values[pairs + i];
+                else if (i < 2 * pairs)
+                  want = v[i - pairs] * angles.values[i] + v[i] * angles.values[i - pairs];
                 ASSERT_NEAR(got[h * head_dim + i], want, unit_of(type) * std::abs(want) + 64 * kEpsilon * largest)
                     << head_dim << " " << pairs << " " << i;
               }

@@ -30,7 +30,9 @@ TEST(Embed, RowsEqualTheWeights) {
         const auto values = floats_of(rows);
         for (size_t i = 0; i < values.size(); ++i) {
           const size_t at = static_cast<size_t>(ids[i / 96]) * 96 + i % 96;
-          ASSERT_NEAR(values[i], worth.value[at], unit_of(dtype) * std::abs(worth.value[at]) + 2 * kFloatEpsilon * worth.terms[at] + 0x1p-25) << w.str();
+          ASSERT_NEAR(values[i], worth.value[at],
+                      unit_of(dtype) * std::abs(worth.value[at]) + 2 * kFloatEpsilon * worth.terms[at] + 0x1p-25)
+              << w.str();
         }
       }
     }
@@ -75,7 +77,8 @@ TEST(RmsNorm, EqualsTheDoubleReferenceFastAndComposed) {
 }
 
 // One element of the reference: head `h` of token row `x`, normed if `norm` is not empty, turned to position p.
-std::vector<double> turned(const float* x, const std::vector<float>& norm, const std::vector<float>& inv_freq, size_t d, double p, double scale) {
+std::vector<double> turned(const float* x, const std::vector<float>& norm, const std::vector<float>& inv_freq, size_t d, double p,
+                           double scale) {
   std::vector<double> v(x, x + d), out;
   double squares = 0;
   for (const double e : v) squares += e * e;

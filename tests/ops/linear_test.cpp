@@ -166,9 +166,7 @@ TEST_F(LinearNode, NonFiniteRowsTouchNoOthers) {
     const mx::array dirty(values.data(), {rows, 64}, mx::float32);
     const auto a = floats_of(linear(clean, {&w, 1}, fast("linear")).front()), b = floats_of(linear(dirty, {&w, 1}, fast("linear")).front());
     for (size_t i = 0; i < a.size(); ++i) {
-      if (i / 20 != 1) {
-        ASSERT_EQ(a[i], b[i]) << i;
-      }
+      if (i / 20 != 1) { ASSERT_EQ(a[i], b[i]) << i; }
     }
   }
 }
@@ -179,9 +177,7 @@ TEST_F(LinearNode, BadShapesAndTypesAreRefusedByName) {
   const auto message = [&](const mx::array& input, const LinearWeight& w) -> std::string {
     try {
       linear(input, {&w, 1}, fast("linear"));
-    } catch (const std::invalid_argument& error) {
-      return error.what();
-    }
+    } catch (const std::invalid_argument& error) { return error.what(); }
     return "accepted";
   };
   EXPECT_THAT(message(mx::zeros({2, 65}), good), testing::StartsWith("[linear] x has shape"));

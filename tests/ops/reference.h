@@ -43,8 +43,12 @@ inline LinearWeight random_weight(std::mt19937& rng, int bits, int group, int ou
   if (!bits) return {random_array(rng, {out, in}, dtype, 0.3f), std::nullopt, std::nullopt, 0, 0, maybe_bias()};
   std::vector<uint32_t> words(static_cast<size_t>(out) * in * bits / 32);
   for (auto& w : words) w = static_cast<uint32_t>(rng());
-  return {mx::array(words.data(), {out, in * bits / 32}, mx::uint32), random_array(rng, {out, in / group}, dtype, 0.05f),
-          random_array(rng, {out, in / group}, dtype, 0.3f), bits, group, maybe_bias()};
+  return {mx::array(words.data(), {out, in * bits / 32}, mx::uint32),
+          random_array(rng, {out, in / group}, dtype, 0.05f),
+          random_array(rng, {out, in / group}, dtype, 0.3f),
+          bits,
+          group,
+          maybe_bias()};
 }
 
 /// What each weight is worth, and |scale| * code + |bias|: what rounding errors are relative to.

@@ -137,7 +137,9 @@ MISTRAL_HEAD = r"""{%- if messages[0]["role"] == "system" %}
     {%- if message["role"] == "user" %}
 """
 
-MISTRAL_V2 = MISTRAL_HEAD + r"""        {%- if loop.first and system_message is defined %}
+MISTRAL_V2 = (
+    MISTRAL_HEAD
+    + r"""        {%- if loop.first and system_message is defined %}
             {{- ' [INST] ' + system_message + '\n\n' + message['content'] + ' [/INST]' }}
         {%- else %}
             {{- ' [INST] ' + message['content'] + ' [/INST]' }}
@@ -146,8 +148,11 @@ MISTRAL_V2 = MISTRAL_HEAD + r"""        {%- if loop.first and system_message is 
         {{- ' ' + message['content'] + eos_token}}
     {%- endif %}
 {%- endfor %}"""
+)
 
-MISTRAL_V3 = MISTRAL_HEAD + r"""        {%- if loop.last and system_message is defined %}
+MISTRAL_V3 = (
+    MISTRAL_HEAD
+    + r"""        {%- if loop.last and system_message is defined %}
             {{- "[INST] " + system_message + "\n\n" + message["content"] + "[/INST]" }}
         {%- else %}
             {{- "[INST] " + message["content"] + "[/INST]" }}
@@ -156,8 +161,11 @@ MISTRAL_V3 = MISTRAL_HEAD + r"""        {%- if loop.last and system_message is d
         {{- " " + message["content"]|trim + eos_token}}
     {%- endif %}
 {%- endfor %}"""
+)
 
-NEMO = MISTRAL_HEAD + r"""        {%- if loop.last and system_message is defined %}
+NEMO = (
+    MISTRAL_HEAD
+    + r"""        {%- if loop.last and system_message is defined %}
             {{- "[INST]" + system_message + "\n\n" + message["content"] + "[/INST]" }}
         {%- else %}
             {{- "[INST]" + message["content"] + "[/INST]" }}
@@ -166,6 +174,7 @@ NEMO = MISTRAL_HEAD + r"""        {%- if loop.last and system_message is defined
         {{- message["content"] + eos_token}}
     {%- endif %}
 {%- endfor %}"""
+)
 
 SMALL = r"""{%- set default_system_message = "You are Mistral Small." %}
 {{- bos_token }}
@@ -237,7 +246,9 @@ def render(name, messages):
     environment = jinja2.Environment(trim_blocks=True, lstrip_blocks=True)
     environment.globals["raise_exception"] = refuse
     template = environment.from_string(TEMPLATES[name])
-    return template.render(messages=[{"role": r, "content": c} for r, c in messages], add_generation_prompt=True, bos_token="<s>", eos_token="</s>")
+    return template.render(
+        messages=[{"role": r, "content": c} for r, c in messages], add_generation_prompt=True, bos_token="<s>", eos_token="</s>"
+    )
 
 
 @pytest.mark.parametrize("name", TEMPLATES)
@@ -252,7 +263,11 @@ def test_ids_equal_the_rendering(folder, name):
             continue
         assert not line.startswith("!"), line
         ids = [int(word) for word in line.split()]
-        assert ids == tokenizer.encode(text, add_special_tokens=False).ids, (messages, text, tokenizer.decode(ids, skip_special_tokens=False))
+        assert ids == tokenizer.encode(text, add_special_tokens=False).ids, (
+            messages,
+            text,
+            tokenizer.decode(ids, skip_special_tokens=False),
+        )
 
 
 @pytest.mark.parametrize("name", ["chatml", "qwen2.5", "qwen3", "llama3.0", "llama3.1", "mistral1", "mistral2", "nemo", "small"])
@@ -272,7 +287,12 @@ def test_contents_never_become_special(folder, name):
     special = {tokenizer.token_to_id(s) for s in SPECIALS}
     count = lambda line: sum(int(word) in special for word in line.split())  # noqa: E731
     assert count(chat(folder, name, [["user", "".join(SPECIALS)]])) == count(chat(folder, name, [["user", "harmless"]]))
-    assert tokenizer.decode([int(w) for w in chat(folder, name, [["user", "".join(SPECIALS)]]).split()], skip_special_tokens=False).count("<|eot_id|>") >= 1
+    assert (
+        tokenizer.decode([int(w) for w in chat(folder, name, [["user", "".join(SPECIALS)]]).split()], skip_special_tokens=False).count(
+            "<|eot_id|>"
+        )
+        >= 1
+    )
 
 
 def test_refusals_say_why(folder):

@@ -49,6 +49,7 @@ def fields(value, names):
 
 # Usage
 
+
 @pytest.mark.parametrize("command", COMMANDS + GROUPS)
 def test_help(tersor, command):
     text = tersor(*command.split(), "--help").stdout
@@ -68,49 +69,55 @@ def test_no_command_lists_the_commands(tersor):
     assert all(command.split()[0] in done.stdout for command in COMMANDS)
 
 
-@pytest.mark.parametrize("arguments, words", [
-    (["genrate"], ["unknown command", "did you mean generate?"]),
-    (["generate", "--modle", "x"], ["--modle", "did you mean --model?"]),
-    (["generate", "--prompt", "x"], ["--model is required"]),
-    (["generate", "--model", "nowhere.gguf", "--prompt", "x"], ["nowhere.gguf", "no such file"]),
-    (["bench"], ["bench", "decode", "attention"]),
-    (["bench", "decod"], ["did you mean decode?"]),
-    (["codec", "list", "extra"], ["unexpected argument", "extra"]),
-    (["codec", "roundtrip", "--kv", "turboqant:4", "--in", "x", "--out", "y.npy"], ["turboqant"]),
-    (["codec", "roundtrip", "--kv", "full", "--in", "nowhere.npy", "--out", "y.npy"], ["nowhere.npy"]),
-    (["codec", "roundtrip", "--kv", "full", "--in", "x", "--out", "/nowhere/y.npy"], ["/nowhere/y.npy", "does not exist"]),
-    (["codec", "roundtrip", "--kv", "full", "--role", "both", "--in", "x", "--out", "y"], ["both", "keys or values"]),
-    (["bench", "attention", "--heads", "9", "--kv-heads", "2"], ["--heads 9", "multiple"]),
-    (["bench", "attention", "--depth", "0"], ["--depth", "whole number from 1"]),
-    (["inspect", "nowhere.gguf"], ["nowhere.gguf"]),
-])
+@pytest.mark.parametrize(
+    "arguments, words",
+    [
+        (["genrate"], ["unknown command", "did you mean generate?"]),
+        (["generate", "--modle", "x"], ["--modle", "did you mean --model?"]),
+        (["generate", "--prompt", "x"], ["--model is required"]),
+        (["generate", "--model", "nowhere.gguf", "--prompt", "x"], ["nowhere.gguf", "no such file"]),
+        (["bench"], ["bench", "decode", "attention"]),
+        (["bench", "decod"], ["did you mean decode?"]),
+        (["codec", "list", "extra"], ["unexpected argument", "extra"]),
+        (["codec", "roundtrip", "--kv", "turboqant:4", "--in", "x", "--out", "y.npy"], ["turboqant"]),
+        (["codec", "roundtrip", "--kv", "full", "--in", "nowhere.npy", "--out", "y.npy"], ["nowhere.npy"]),
+        (["codec", "roundtrip", "--kv", "full", "--in", "x", "--out", "/nowhere/y.npy"], ["/nowhere/y.npy", "does not exist"]),
+        (["codec", "roundtrip", "--kv", "full", "--role", "both", "--in", "x", "--out", "y"], ["both", "keys or values"]),
+        (["bench", "attention", "--heads", "9", "--kv-heads", "2"], ["--heads 9", "multiple"]),
+        (["bench", "attention", "--depth", "0"], ["--depth", "whole number from 1"]),
+        (["inspect", "nowhere.gguf"], ["nowhere.gguf"]),
+    ],
+)
 def test_bad_usage(refused, arguments, words):
     line = refused(*arguments)
     assert all(word in line for word in words), line
 
 
-@pytest.mark.parametrize("arguments, words", [
-    (["--max-tokens", "0"], ["--max-tokens", "from 1"]),
-    (["--max-tokens", "many"], ["--max-tokens", "many"]),
-    (["--max-tokens", "99999999999999999999"], ["--max-tokens"]),
-    (["--temp", "-1"], ["--temp", "from 0"]),
-    (["--temp", "nan"], ["--temp"]),
-    (["--top-p", "1.5"], ["--top-p"]),
-    (["--seed", "-1"], ["--seed"]),
-    (["--stop", ""], ["--stop"]),
-    (["--kv", "turboquant:9"], ["turboquant:9"]),
-    (["--kv", "zip:4"], ["zip", "turboquant"]),
-    (["--kv", "full", "--kv", "affine:8"], ["--kv"]),
-    (["--kv-keys", "affine:8"], ["--kv-values"]),
-    (["--kernels", "perhaps"], ["perhaps", "auto"]),
-    (["--dtype", "f8"], ["f8"]),
-    (["--skip-layers", "one"], ["--skip-layers"]),
-    (["--skip-layers", "99"], ["99"]),
-    (["--prompt-cache-out", "/nowhere/c.safetensors"], ["/nowhere"]),
-    (["--prompt-cache-in", "/nowhere/c.safetensors"], ["/nowhere"]),
-    (["--raw", "--system", "Be kind."], ["--system", "--raw"]),
-    (["--prompt-file", "/nowhere/p.txt"], ["exclude"]),
-])
+@pytest.mark.parametrize(
+    "arguments, words",
+    [
+        (["--max-tokens", "0"], ["--max-tokens", "from 1"]),
+        (["--max-tokens", "many"], ["--max-tokens", "many"]),
+        (["--max-tokens", "99999999999999999999"], ["--max-tokens"]),
+        (["--temp", "-1"], ["--temp", "from 0"]),
+        (["--temp", "nan"], ["--temp"]),
+        (["--top-p", "1.5"], ["--top-p"]),
+        (["--seed", "-1"], ["--seed"]),
+        (["--stop", ""], ["--stop"]),
+        (["--kv", "turboquant:9"], ["turboquant:9"]),
+        (["--kv", "zip:4"], ["zip", "turboquant"]),
+        (["--kv", "full", "--kv", "affine:8"], ["--kv"]),
+        (["--kv-keys", "affine:8"], ["--kv-values"]),
+        (["--kernels", "perhaps"], ["perhaps", "auto"]),
+        (["--dtype", "f8"], ["f8"]),
+        (["--skip-layers", "one"], ["--skip-layers"]),
+        (["--skip-layers", "99"], ["99"]),
+        (["--prompt-cache-out", "/nowhere/c.safetensors"], ["/nowhere"]),
+        (["--prompt-cache-in", "/nowhere/c.safetensors"], ["/nowhere"]),
+        (["--raw", "--system", "Be kind."], ["--system", "--raw"]),
+        (["--prompt-file", "/nowhere/p.txt"], ["exclude"]),
+    ],
+)
 def test_bad_generate_options(refused, smollm2, arguments, words):
     line = refused("generate", "--model", smollm2, "--prompt", PROMPT, *arguments)
     assert all(word in line for word in words), line
@@ -233,6 +240,7 @@ def test_chat_in_a_pipe(tersor, smollm2, tmp_path):
 
 # Measurements
 
+
 def test_eval(tersor, json_of, smollm2):
     arguments = ["eval", "--model", smollm2, "--text", DEMO_TEXT, "--tokens", 48]
     one = json_of(*arguments, "--kv", "full")
@@ -278,6 +286,7 @@ def test_bench_attention(json_of):
 
 # Files
 
+
 def test_codec_list(tersor, json_of):
     codecs = {row["codec"]: row for row in json_of("codec", "list")["codecs"]}
     assert codecs["full"]["bits_per_element"]["64"] == 16
@@ -286,11 +295,14 @@ def test_codec_list(tersor, json_of):
     assert all(name in text for name in codecs)
 
 
-@pytest.mark.parametrize("dtype, kv, low, high", [
-    (np.float32, "turboquant:4", 0.005, 0.02),
-    (np.float16, "affine:8", 0, 1e-3),
-    (np.float64, "full", 0, 1e-6),
-])
+@pytest.mark.parametrize(
+    "dtype, kv, low, high",
+    [
+        (np.float32, "turboquant:4", 0.005, 0.02),
+        (np.float16, "affine:8", 0, 1e-3),
+        (np.float64, "full", 0, 1e-6),
+    ],
+)
 def test_codec_roundtrip(json_of, tmp_path, dtype, kv, low, high):
     x = np.random.default_rng(1).standard_normal((3, 5, 64)).astype(dtype)
     np.save(tmp_path / "x.npy", x)
@@ -332,12 +344,15 @@ def test_logits(json_of, smollm2, tmp_path):
     assert np.array_equal(safetensors.load_file(tmp_path / "last.safetensors")["logits"], last)
 
 
-@pytest.mark.parametrize("arguments, words", [
-    (["--tokens", "1,x"], ["\"x\"", "token id"]),
-    (["--tokens", "1,-2"], ["\"-2\""]),
-    (["--tokens", "49152"], ["49152", "vocabulary"]),
-    ([], ["--tokens"]),
-])
+@pytest.mark.parametrize(
+    "arguments, words",
+    [
+        (["--tokens", "1,x"], ['"x"', "token id"]),
+        (["--tokens", "1,-2"], ['"-2"']),
+        (["--tokens", "49152"], ["49152", "vocabulary"]),
+        ([], ["--tokens"]),
+    ],
+)
 def test_bad_logits(refused, smollm2, tmp_path, arguments, words):
     line = refused("logits", "--model", smollm2, *arguments, "--out", tmp_path / "x.npy")
     assert all(word in line for word in words), line
@@ -380,6 +395,7 @@ def test_inspect(tersor, json_of, smollm2):
 
 # Ends
 
+
 def test_closed_standard_output_is_quiet(binary, smollm2):
     command = [binary, "generate", "--model", smollm2, "--prompt", PROMPT, "--ignore-end", "--max-tokens", "200"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
@@ -398,7 +414,7 @@ def test_full_standard_output_is_an_error(binary):
 
 @pytest.mark.parametrize("mebibytes", [150, 200, 220])
 def test_too_little_memory_is_an_error(binary, smollm2, mebibytes):
-    limit = f"ulimit -v {mebibytes * 1024}; exec \"$@\""
+    limit = f'ulimit -v {mebibytes * 1024}; exec "$@"'
     command = ["bash", "-c", limit, "-", binary, "generate", "--model", smollm2, "--prompt", "x", "--max-tokens", "1"]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60, env={**os.environ, "TERSOR_THREADS": "1"})
     assert done.returncode == 2 and done.stdout == "" and done.stderr.startswith("tersor: ") and len(done.stderr.splitlines()) == 1, done

@@ -9,7 +9,7 @@ import pytest
 import reference
 import tiny_models
 
-CHUNKS = [None, 1, 7, 64]   # None: all tokens in one piece
+CHUNKS = [None, 1, 7, 64]  # None: all tokens in one piece
 TINY_TOLERANCE = 2e-4
 SMOLLM2_TOLERANCE = 2e-3
 

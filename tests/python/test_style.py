@@ -8,6 +8,8 @@ CXX = {".h", ".cpp", ".cu", ".cuh"}
 TEXT = CXX | {".py", ".sh", ".cmake", ".txt"}
 MAX_LINES = 1000
 MAX_COLUMNS = 140
+# The source text of chat templates is test data.
+DATA = {"test_chat_templates.py"}
 
 
 def sources():
@@ -23,7 +25,7 @@ def faults(path):
     if len(lines) > MAX_LINES + 1:
         yield f"{path}: {len(lines) - 1} lines; split it (at most {MAX_LINES})"
     for number, line in enumerate(lines, 1):
-        if len(line) > MAX_COLUMNS:
+        if len(line) > MAX_COLUMNS and path.name not in DATA:
             yield f"{path}:{number}: {len(line)} columns (at most {MAX_COLUMNS})"
         if "\t" in line and path.suffix in CXX:
             yield f"{path}:{number}: a tab"

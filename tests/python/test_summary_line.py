@@ -47,7 +47,10 @@ def test_failures_of_every_kind_are_counted(tmp_path):
 def test_a_program_that_was_not_built_is_a_failure(tmp_path):
     missing = '<testcase name="ops" status="notrun"><skipped message="Unable to find executable: test_ops"/></testcase>'
     skipped = '<testcase name="gpu" status="notrun"><skipped message="SKIP_RETURN_CODE=77"/></testcase>'
-    assert summary(junit(tmp_path / "ctest.xml", '<testcase name="base" status="run"/>', missing, skipped)) == ("1 passed, 1 failed, 1 skipped", 1)
+    assert summary(junit(tmp_path / "ctest.xml", '<testcase name="base" status="run"/>', missing, skipped)) == (
+        "1 passed, 1 failed, 1 skipped",
+        1,
+    )
 
 
 def test_a_missing_or_empty_report_is_a_failure(tmp_path):

@@ -48,7 +48,10 @@ def training_text():
     files = sorted(pathlib.Path("/usr/share/common-licenses").glob("*")) + sorted(pathlib.Path(json.__file__).parent.glob("*.py"))
     texts = [f.read_text(errors="ignore") for f in files if f.is_file()]
     texts.append(" ".join(chr(c) for c in range(0xA1, 0x3000) if unicodedata.category(chr(c)) in ("Ll", "Lu", "Lo")) * 2)
-    texts.append("日本語のテキスト 中文文本 한국어 텍스트 العربية עברית हिन्दी ไทย emoji 👩‍👩‍👧 🎉 naïve café don't I'LL we've 1234567 3.14\r\n\t" * 40)
+    texts.append(
+        "日本語のテキスト 中文文本 한국어 텍스트 العربية עברית हिन्दी ไทย emoji 👩‍👩‍👧 🎉 naïve café don't I'LL we've 1234567 3.14\r\n\t"
+        * 40
+    )
     return texts
 
 
@@ -88,19 +91,137 @@ def build(kind, folder):
 
 
 HAND_PICKED = [
-    "", " ", "  ", "\n", "\r\n", "\t\t", " \n ", "\u00a0", "\u3000 a", "a\u00a0b", "\u180e", "x\u180ey \u180e", "\u200b", "\u2028\u2029", "\x85", "\x1c\x1f",
-    "Hello, world!", "don't I'LL we've HE'D it's IT'S 'S 's", "I'M 'Re '\u017f x'\u017f 'ſ", "\u212a'\u212a", "2024", "1234567890", "1,234.5 ½ ² Ⅷ ٣٤٥ ๓", "x<|im_end|>y",
-    "<|im_start|>user\nHi<|im_end|>\n", "<|im_start|", "<|begin_of_text|><|eot_id|>", "<|endoftext|><|endoftext|>", "a <left>  <right>  b", "<word> a<word> <word>b _<word>",
-    "é<word>", "\u0301<word>", "<word>\u200d", "<tool_call><tool_cal><tool>", "<norm\u00e9> <norme\u0301>", "e\u0301 \u00e9 \u1e9b\u0323 \u212b \ufb01 \u0958 \U0001d15e", "\u0344\u0345\u0307\u0323a\u0307\u0323",
-    "日本語、中文。한국어", "각\u1100\u1161\u11a8", "العربية ١٢٣", "שלום", "नमस्ते", "👩‍👩‍👧‍👦 🏳️‍🌈 🇩🇪", "🎉" * 50, "a" * 5000, " " * 5000, "\n" * 3000, " \n" * 1000, "1" * 3000,
-    "def f(x):\n    return x  # comment\n\n\n", "\tif (a)\r\n\t\tb();\r\n", "http://example.com/?a=b&c=d", "{\"k\": [1, 2]}", "\x00\x01\x7f", "\ufffd\ufffe\uffff", "\U0010ffff", " zyxwvut zyxwvut",
-    "trailing   ", "   leading", "a  b   c    d", "...!!!???", "-- --- ----", "CamelCaseAndUPPER", "snake_case_name", "ǅ ʰ ª º", "\u0e33\u0eb3", "𝒜𝓁𝓅𝒽𝒶", "\ue000\U000f0000",
+    "",
+    " ",
+    "  ",
+    "\n",
+    "\r\n",
+    "\t\t",
+    " \n ",
+    "\u00a0",
+    "\u3000 a",
+    "a\u00a0b",
+    "\u180e",
+    "x\u180ey \u180e",
+    "\u200b",
+    "\u2028\u2029",
+    "\x85",
+    "\x1c\x1f",
+    "Hello, world!",
+    "don't I'LL we've HE'D it's IT'S 'S 's",
+    "I'M 'Re '\u017f x'\u017f 'ſ",
+    "\u212a'\u212a",
+    "2024",
+    "1234567890",
+    "1,234.5 ½ ² Ⅷ ٣٤٥ ๓",
+    "x<|im_end|>y",
+    "<|im_start|>user\nHi<|im_end|>\n",
+    "<|im_start|",
+    "<|begin_of_text|><|eot_id|>",
+    "<|endoftext|><|endoftext|>",
+    "a <left>  <right>  b",
+    "<word> a<word> <word>b _<word>",
+    "é<word>",
+    "\u0301<word>",
+    "<word>\u200d",
+    "<tool_call><tool_cal><tool>",
+    "<norm\u00e9> <norme\u0301>",
+    "e\u0301 \u00e9 \u1e9b\u0323 \u212b \ufb01 \u0958 \U0001d15e",
+    "\u0344\u0345\u0307\u0323a\u0307\u0323",
+    "日本語、中文。한국어",
+    "각\u1100\u1161\u11a8",
+    "العربية ١٢٣",
+    "שלום",
+    "नमस्ते",
+    "👩‍👩‍👧‍👦 🏳️‍🌈 🇩🇪",
+    "🎉" * 50,
+    "a" * 5000,
+    " " * 5000,
+    "\n" * 3000,
+    " \n" * 1000,
+    "1" * 3000,
+    "def f(x):\n    return x  # comment\n\n\n",
+    "\tif (a)\r\n\t\tb();\r\n",
+    "http://example.com/?a=b&c=d",
+    '{"k": [1, 2]}',
+    "\x00\x01\x7f",
+    "\ufffd\ufffe\uffff",
+    "\U0010ffff",
+    " zyxwvut zyxwvut",
+    "trailing   ",
+    "   leading",
+    "a  b   c    d",
+    "...!!!???",
+    "-- --- ----",
+    "CamelCaseAndUPPER",
+    "snake_case_name",
+    "ǅ ʰ ª º",
+    "\u0e33\u0eb3",
+    "𝒜𝓁𝓅𝒽𝒶",
+    "\ue000\U000f0000",
 ]
 
 PIECES = [
-    "'s", "'LL", "'ve", "'", " ", "  ", "\n", "\r\n", "\t", "\u00a0", "\u2003", "\u200d", "\u200b", "the", " quick", "Don", "1", "23", "456", "٣", "½", "日", "本語", "ا", "لعربية", "é", "e\u0301",
-    "\u0323", "\u0307", "👩", "\u200d👧", "🏽", "\ufe0f", "<|im_start|>", "<|im_end|>", "<|eot_id|>", "<tool_call>", "<word>", "<left>", "<right>", "<norm\u00e9>", "<", "|>", "!", "?!", "_", "$", "Ａ",
-    "ไทย", "हि", "각", "\u1100", "\u1161", ".", ",", "(", ")", "\x00", "\x85", "\u2028",
+    "'s",
+    "'LL",
+    "'ve",
+    "'",
+    " ",
+    "  ",
+    "\n",
+    "\r\n",
+    "\t",
+    "\u00a0",
+    "\u2003",
+    "\u200d",
+    "\u200b",
+    "the",
+    " quick",
+    "Don",
+    "1",
+    "23",
+    "456",
+    "٣",
+    "½",
+    "日",
+    "本語",
+    "ا",
+    "لعربية",
+    "é",
+    "e\u0301",
+    "\u0323",
+    "\u0307",
+    "👩",
+    "\u200d👧",
+    "🏽",
+    "\ufe0f",
+    "<|im_start|>",
+    "<|im_end|>",
+    "<|eot_id|>",
+    "<tool_call>",
+    "<word>",
+    "<left>",
+    "<right>",
+    "<norm\u00e9>",
+    "<",
+    "|>",
+    "!",
+    "?!",
+    "_",
+    "$",
+    "Ａ",
+    "ไทย",
+    "हि",
+    "각",
+    "\u1100",
+    "\u1161",
+    ".",
+    ",",
+    "(",
+    ")",
+    "\x00",
+    "\x85",
+    "\u2028",
 ]
 
 
@@ -111,7 +232,12 @@ def newer_marks():
         c = chr(code)
         combining = unicodedata.combining(c)
         pair = "\u0323" + c if combining == 1 else c + "\u0334"
-        if combining and nfd.normalize_str(pair) == pair or unicodedata.decomposition(c) and nfd.normalize_str(c) != unicodedata.normalize("NFD", c):
+        if (
+            combining
+            and nfd.normalize_str(pair) == pair
+            or unicodedata.decomposition(c)
+            and nfd.normalize_str(c) != unicodedata.normalize("NFD", c)
+        ):
             newer.add(code)
     return newer
 
@@ -125,7 +251,18 @@ def usable(code):
 
 def random_strings(seed, count):
     rng = random.Random(seed)
-    planes = [(0x20, 0x7F), (0x80, 0x250), (0x250, 0x900), (0x900, 0x3000), (0x3000, 0xD800), (0xE000, 0x10000), (0x10000, 0x20000), (0x20000, 0x30000), (0xE0000, 0xE01F0), (0x100000, 0x10FFFE)]
+    planes = [
+        (0x20, 0x7F),
+        (0x80, 0x250),
+        (0x250, 0x900),
+        (0x900, 0x3000),
+        (0x3000, 0xD800),
+        (0xE000, 0x10000),
+        (0x10000, 0x20000),
+        (0x20000, 0x30000),
+        (0xE0000, 0xE01F0),
+        (0x100000, 0x10FFFE),
+    ]
     words = " ".join(training_text()[:3]).split(" ")
     for _ in range(count):
         shape = rng.random()

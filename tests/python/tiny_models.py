@@ -81,7 +81,7 @@ def _random(name, a):
     if name.endswith("bias"):
         return 0.3 * noise
     if "embed_tokens" in name:
-        return 0.2 * noise   # rows are normed first; as a tied head they give logits as large as an untied head's
+        return 0.2 * noise  # rows are normed first; as a tied head they give logits as large as an untied head's
     return noise * (1.5 / a.shape[-1] ** 0.5)
 
 

@@ -11,8 +11,8 @@ namespace tersor::kernels {
 /// The part of one code that lies in one word. Masked out of the word in place, it stands for `factor` times its number, so a code
 /// that straddles two words is the sum of its two pieces and no bits need to be joined.
 struct CodePiece {
-  int code = 0;        // within a unit of 32 codes
-  uint32_t mask = 0;   // 0: unused slot
+  int code = 0;       // within a unit of 32 codes
+  uint32_t mask = 0;  // 0: unused slot
   float factor = 0;
 };
 
@@ -24,9 +24,7 @@ struct CodePieces {
   static constexpr bool kUniform = 32 % kBits == 0;
   static constexpr int kPhases = kUniform ? 1 : kBits;
   static constexpr int kTopShift = kUniform ? 32 - kBits : 1;
-  static constexpr int count(int word) {
-    return (32 * word + 31) / kBits - 32 * word / kBits + 1;
-  }
+  static constexpr int count(int word) { return (32 * word + 31) / kBits - 32 * word / kBits + 1; }
   static constexpr int slots() {
     int most = 0;
     for (int p = 0; p < kPhases; ++p) most = std::max(most, count(p));

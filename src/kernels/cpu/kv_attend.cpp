@@ -8,9 +8,7 @@
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "kernels/cpu/kv_attend.cpp"
 // Before whatever includes highway.h:
-// clang-format off
 #include "hwy/foreach_target.h"  // IWYU pragma: keep
-// clang-format on
 #include "hwy/contrib/math/math-inl.h"
 #include "hwy/highway.h"
 #include "kernels/cpu/float_convert-inl.h"

@@ -5,9 +5,7 @@
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "kernels/cpu/kv_encode.cpp"
 // Before whatever includes highway.h:
-// clang-format off
 #include "hwy/foreach_target.h"  // IWYU pragma: keep
-// clang-format on
 #include "codec/affine.h"
 #include "codec/scalar.h"
 #include "hwy/highway.h"

@@ -44,8 +44,8 @@ void linear_few_rows(const LinearMatrix& matrix, const float* prepared, size_t r
 /// Floats of linear_many_rows' scratch.
 size_t linear_many_rows_scratch(const LinearMatrix& matrix);
 /// The same result from plain float rows x [rows, ldx], count <= kLinearPanel.
-void linear_many_rows(const LinearMatrix& matrix, const float* x, size_t ldx, size_t rows, size_t first, size_t count, float* out, size_t ldo,
-                      float* scratch);
+void linear_many_rows(const LinearMatrix& matrix, const float* x, size_t ldx, size_t rows, size_t first, size_t count, float* out,
+                      size_t ldo, float* scratch);
 
 /// sums[r * lds + i] += bias[i], for r < rows and i < n; `bias` points at numbers of type `type`.
 void add_bias(float* sums, size_t lds, size_t rows, size_t n, Dtype type, const void* bias);

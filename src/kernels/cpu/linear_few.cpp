@@ -181,8 +181,8 @@ HWY_INLINE hn::Vec<D> LoadWords(D d, const uint32_t* from, size_t n) {
 
 // The end of each row, fewer words than a vector holds: in half a vector where that is enough and vectors are long.
 template <int kBits, size_t kR, size_t kM>
-HWY_INLINE void DotTail(const uint32_t* HWY_RESTRICT weight, size_t rest, const Inputs& in, size_t v, size_t phase, const float* HWY_RESTRICT scales,
-                        VF (&acc)[kR][kM]) {
+HWY_INLINE void DotTail(const uint32_t* HWY_RESTRICT weight, size_t rest, const Inputs& in, size_t v, size_t phase,
+                        const float* HWY_RESTRICT scales, VF (&acc)[kR][kM]) {
   const DF d;
   if constexpr (kLanes == 16) {
     if (rest <= kLanes / 2) {
@@ -231,8 +231,8 @@ HWY_INLINE void StoreFourSums(DF df, VF a, VF b, VF c, VF d, float* HWY_RESTRICT
 
 // out[m * ldo + r] = weight row r times x row m. `scales` and `biases` have in.groups floats a row and kLanes spare ones behind.
 template <int kBits, size_t kR, size_t kM>
-HWY_NOINLINE void DotBlock(const uint32_t* HWY_RESTRICT weight, const float* HWY_RESTRICT scales, const float* HWY_RESTRICT biases, const Inputs& in,
-                           float* HWY_RESTRICT out, size_t ldo) {
+HWY_NOINLINE void DotBlock(const uint32_t* HWY_RESTRICT weight, const float* HWY_RESTRICT scales, const float* HWY_RESTRICT biases,
+                           const Inputs& in, float* HWY_RESTRICT out, size_t ldo) {
   const DF d;
   const DU du;
   VF acc[kR][kM];
@@ -301,10 +301,12 @@ HWY_INLINE void ToFloat(Dtype type, const void* from, size_t offset, float* to, 
 }
 
 template <int kBits>
-void Quantized(const LinearMatrix& m, const float* prepared, size_t rows, size_t first, size_t count, float* out, size_t ldo, float* scratch) {
+void Quantized(const LinearMatrix& m, const float* prepared, size_t rows, size_t first, size_t count, float* out, size_t ldo,
+               float* scratch) {
   const PreparedLayout layout(m, rows);
-  const Inputs in{layout.words,        layout.groups, layout.first(prepared), layout.lane(prepared), layout.pieces(prepared, 0),
-                  layout.sums(prepared, 0), layout.row};
+  const Inputs in{
+      layout.words, layout.groups, layout.first(prepared), layout.lane(prepared), layout.pieces(prepared, 0), layout.sums(prepared, 0),
+      layout.row};
   const size_t batch = scale_rows(layout.groups);
   float* const all_scales = scratch;
   float* const all_biases = scratch + round16(batch * layout.groups + 16);
@@ -410,7 +412,8 @@ void LinearPrepare(const LinearMatrix& m, Dtype x_type, const void* x, size_t ro
   }
 }
 
-void LinearFewRows(const LinearMatrix& m, const float* prepared, size_t rows, size_t first, size_t count, float* out, size_t ldo, float* scratch) {
+void LinearFewRows(const LinearMatrix& m, const float* prepared, size_t rows, size_t first, size_t count, float* out, size_t ldo,
+                   float* scratch) {
   switch (m.bits) {
     case 2: return few::Quantized<2>(m, prepared, rows, first, count, out, ldo, scratch);
     case 3: return few::Quantized<3>(m, prepared, rows, first, count, out, ldo, scratch);

@@ -138,12 +138,10 @@ HWY_AFTER_NAMESPACE();
 namespace tersor::kernels {
 HWY_EXPORT(LinearManyRows);
 
-size_t linear_many_rows_scratch(const LinearMatrix& matrix) {
-  return kLinearPanel * std::min(kPanelDepth, (matrix.in + 31) & ~size_t{31});
-}
+size_t linear_many_rows_scratch(const LinearMatrix& matrix) { return kLinearPanel * std::min(kPanelDepth, (matrix.in + 31) & ~size_t{31}); }
 
-void linear_many_rows(const LinearMatrix& matrix, const float* x, size_t ldx, size_t rows, size_t first, size_t count, float* out, size_t ldo,
-                      float* scratch) {
+void linear_many_rows(const LinearMatrix& matrix, const float* x, size_t ldx, size_t rows, size_t first, size_t count, float* out,
+                      size_t ldo, float* scratch) {
   HWY_DYNAMIC_DISPATCH(LinearManyRows)(matrix, x, ldx, rows, first, count, out, ldo, scratch);
 }
 
