@@ -199,7 +199,6 @@ TEST_F(File, WrongHeadersAreRefused) {
       {R"("kv_heads":"1")", R"("kv_heads":"65536")", "expected"},
       {R"("kv_heads":"1")", R"("kv_heads":"0")", ""},
       {R"("keys":"turboquant:2")", R"("keys":"turboquant:9")", "turboquant:9"},
-      {R"("keys":"turboquant:2")", R"("keys":"turboquant:2,window=4")", "window"},
       {R"("values":"affine:2")", R"("values":"affine:4")", "body"},
       {R"("window":"8")", R"("window":"-8")", "window"},
       {R"("window":"8")", R"("window":"99999999999")", "window"},
