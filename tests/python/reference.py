@@ -19,29 +19,46 @@ def logits_of_folder(folder, tokens):
 def logits_of_gguf(path, tokens):
     """A llama-family GGUF. Its matrices are dequantised first: MLX multiplies dense float32 much faster than quantised ones here."""
     arrays, metadata = mx.load(str(path), return_metadata=True)
-    get = lambda key: metadata[f"llama.{key}"].item()
-    heads, kv_heads = get("attention.head_count"), get("attention.head_count_kv")
+    heads, kv_heads = _head_counts(metadata)
     weights = {}
     for key in arrays:
         base, _, kind = key.rpartition(".")
         if kind == "weight":
             weights[_mlx_name(base) + ".weight"] = _rows_in_order(_dense(arrays, base), base, heads, kv_heads)
-    model = llama.Model(
-        llama.ModelArgs(
-            model_type="llama",
-            hidden_size=get("embedding_length"),
-            num_hidden_layers=get("block_count"),
-            intermediate_size=get("feed_forward_length"),
-            num_attention_heads=heads,
-            num_key_value_heads=kv_heads,
-            rms_norm_eps=get("attention.layer_norm_rms_epsilon"),
-            vocab_size=len(metadata["tokenizer.ggml.tokens"]),
-            rope_theta=get("rope.freq_base"),
-            tie_word_embeddings="output.weight" not in arrays,
-        )
-    )
+    model = llama.Model(llama_arguments(arrays, metadata))
     model.load_weights(list(weights.items()))
     return _forward(model, tokens)
+
+
+def quantised_weights(arrays, metadata):
+    """The same GGUF's tensors under mlx_lm's names, codes, scales and biases as they are."""
+    heads, kv_heads = _head_counts(metadata)
+    weights = {}
+    for key, value in arrays.items():
+        base, _, kind = key.rpartition(".")
+        weights[f"{_mlx_name(base)}.{kind}"] = _rows_in_order(value, base, heads, kv_heads)
+    return weights
+
+
+def llama_arguments(arrays, metadata):
+    get = lambda key: metadata[f"llama.{key}"].item()
+    heads, kv_heads = _head_counts(metadata)
+    return llama.ModelArgs(
+        model_type="llama",
+        hidden_size=get("embedding_length"),
+        num_hidden_layers=get("block_count"),
+        intermediate_size=get("feed_forward_length"),
+        num_attention_heads=heads,
+        num_key_value_heads=kv_heads,
+        rms_norm_eps=get("attention.layer_norm_rms_epsilon"),
+        vocab_size=len(metadata["tokenizer.ggml.tokens"]),
+        rope_theta=get("rope.freq_base"),
+        tie_word_embeddings="output.weight" not in arrays,
+    )
+
+
+def _head_counts(metadata):
+    return metadata["llama.attention.head_count"].item(), metadata["llama.attention.head_count_kv"].item()
 
 
 def _forward(model, tokens):

@@ -1,0 +1,175 @@
+#!/usr/bin/env python3
+"""Decode speed of tersor against mlx_lm and llama.cpp on one GGUF file, taking turns in one run.
+
+    .venv/bin/python bench/versus_peers.py MODEL.gguf [--depth 512] [--rounds 3] [--steps 32] [--kv SETTING]... [--out FILE.json]
+
+Precision class: same weights (the file's own 4- and 8-bit codes in every program). Each program's own cache setting is part of its
+name: `kv` of tersor and llama.cpp, fp32 activations and cache in mlx_lm. llama.cpp takes part where the Python package llama_cpp
+is installed (pip install llama-cpp-python; it compiles for minutes). The figure is the median over rounds of tokens per second, raw
+samples are kept, and ratios are medians of the ratios within a round.
+"""
+
+import argparse
+import json
+import pathlib
+import platform
+import statistics
+import subprocess
+import time
+
+ROOT = pathlib.Path(__file__).resolve().parents[1]
+
+
+def tersor_arms(model, depth, steps, settings):
+    """One process a round measures all settings of tersor, in alternating order, at the same depth."""
+
+    def measure():
+        command = [
+            ROOT / "build/bin/tersor",
+            "bench",
+            "decode",
+            "--model",
+            model,
+            "--depth",
+            str(depth),
+            "--steps",
+            str(steps),
+            "--repeat",
+            "1",
+            "--json",
+        ]
+        for setting in settings:
+            command += ["--kv", setting]
+        rows = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)["results"]
+        return {f"tersor {row['kv']}": row["decode_tok_s"] for row in rows}
+
+    return measure
+
+
+def mlx_lm_arm(model, depth, steps):
+    import mlx.core as mx
+    from mlx_lm.models.cache import make_prompt_cache
+
+    network = quantised_mlx_lm_model(model)
+    cache = make_prompt_cache(network)
+    tokens = mx.arange(100, 100 + depth)[None]
+    mx.eval(network(tokens, cache=cache))
+
+    def measure():
+        mx.eval(network(mx.array([[7]]), cache=cache))
+        begin = time.perf_counter()
+        for step in range(steps):
+            mx.eval(network(mx.array([[7 + step]]), cache=cache))
+        seconds = time.perf_counter() - begin
+        for layer in cache:
+            layer.trim(steps + 1)
+        return {"mlx_lm": steps / seconds}
+
+    return measure
+
+
+def quantised_mlx_lm_model(path):
+    """The GGUF's tensors as mlx_lm's own quantised llama."""
+    import sys
+
+    import mlx.core as mx
+    import mlx.nn as nn
+    from mlx_lm.models import llama
+
+    sys.path.insert(0, str(ROOT / "tests/python"))
+    import reference
+
+    arrays, metadata = mx.load(str(path), return_metadata=True)
+    network = llama.Model(reference.llama_arguments(arrays, metadata))
+    weights = reference.quantised_weights(arrays, metadata)
+    bits = {
+        name[: -len(".scales")]: 32 * weights[name[: -len("scales")] + "weight"].shape[-1] // (32 * value.shape[-1])
+        for name, value in weights.items()
+        if name.endswith(".scales")
+    }
+    nn.quantize(network, class_predicate=lambda name, module: {"group_size": 32, "bits": bits[name]} if name in bits else False)
+    network.load_weights(list(weights.items()))
+    return network
+
+
+def llama_cpp_arms(model, depth, steps):
+    try:
+        import llama_cpp
+    except ImportError:
+        return None
+    contexts = {}
+    for name, kind in (("f16", 1), ("q8_0", 8), ("q4_0", 2)):
+        contexts[name] = llama_cpp.Llama(
+            model,
+            n_ctx=depth + steps + 64,
+            n_batch=512,
+            n_threads=2,
+            n_threads_batch=2,
+            flash_attn=True,
+            type_k=kind,
+            type_v=kind,
+            verbose=False,
+        )
+        contexts[name].eval(list(range(100, 100 + depth)))
+
+    def measure():
+        result = {}
+        for name, context in contexts.items():
+            begin = time.perf_counter()
+            for step in range(steps):
+                context.eval([7 + step])
+            result[f"llama.cpp {name}"] = steps / (time.perf_counter() - begin)
+            context.n_tokens -= steps
+        return result
+
+    return measure
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model")
+    parser.add_argument("--depth", type=int, default=512)
+    parser.add_argument("--steps", type=int, default=32)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--kv", action="append", help="settings of tersor's cache (default: full, turboquant:4, recommended)")
+    parser.add_argument("--mlx-steps", type=int, default=4, help="steps of mlx_lm a round (it takes 0.2 s a token here)")
+    parser.add_argument("--out")
+    options = parser.parse_args()
+    settings = options.kv or ["full", "turboquant:4", "recommended"]
+    arms = [tersor_arms(options.model, options.depth, options.steps, settings), mlx_lm_arm(options.model, options.depth, options.mlx_steps)]
+    if llama := llama_cpp_arms(options.model, options.depth, options.steps):
+        arms.append(llama)
+    rounds = []
+    for turn in range(options.rounds):
+        samples = {}
+        for measure in arms if turn % 2 == 0 else reversed(arms):
+            samples.update(measure())
+        rounds.append(samples)
+    names = list(rounds[0])
+    medians = {name: statistics.median(r[name] for r in rounds) for name in names}
+    peers = [name for name in names if not name.startswith("tersor")]
+    ratios = {
+        f"{ours} / {peer}": statistics.median(r[ours] / r[peer] for r in rounds)
+        for ours in names
+        if ours.startswith("tersor")
+        for peer in peers
+    }
+    for name in names:
+        print(f"{name:60} {medians[name]:8.1f} tok/s")
+    for name, ratio in ratios.items():
+        print(f"{name:60} {ratio:8.2f} x")
+    if options.out:
+        record = {
+            "depth": options.depth,
+            "steps": options.steps,
+            "precision_class": "same weights",
+            "machine": platform.processor() or platform.machine(),
+            "rounds": rounds,
+            "medians": medians,
+            "ratios": ratios,
+        }
+        pathlib.Path(options.out).write_text(json.dumps(record, indent=1), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
