@@ -142,7 +142,7 @@ TEST(Trim, PendingAttentionIsNotOverwritten) {
     }
 }
 
-// What was trimmed away must not come back as NaN times zero.
+// What was trimmed away must not come back as NaN times zero. The way around stale NaNs may round differently.
 TEST(Trim, TrimmedNaNsLeaveNoTrace) {
   for (const Policy policy : kPolicies)
     for (const char* codec : {"full", "full:fp16", "turboquant:4"}) {
@@ -154,8 +154,8 @@ TEST(Trim, TrimmedNaNsLeaveNoTrace) {
       cache.append(bad, bad);
       mx::eval(cache.attend(array_of(part(talk.q, 0, 9))));
       ASSERT_EQ(cache.trim(9), 9);
-      EXPECT_EQ(largest_error(talk.attend(cache, 36, 1), talk.attend(clean, 36, 1)), 0) << setting.str();
-      EXPECT_EQ(largest_error(talk.run(cache, 37, 40, 1), talk.run(clean, 37, 40, 1)), 0) << setting.str();
+      EXPECT_LE(largest_error(talk.attend(cache, 36, 1), talk.attend(clean, 36, 1)), 1e-6) << setting.str();
+      EXPECT_LE(largest_error(talk.run(cache, 37, 40, 1), talk.run(clean, 37, 40, 1)), 1e-6) << setting.str();
     }
 }
 
