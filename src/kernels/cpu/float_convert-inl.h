@@ -152,6 +152,22 @@ void RowFromFloat(const float* HWY_RESTRICT from, void* HWY_RESTRICT to, size_t 
   for (; i < n; ++i) convert::StoreOne<kType>(from[i], to, i);
 }
 
+/// The same with the type known at run time.
+inline void ToFloat(Dtype type, const void* from, float* to, size_t n) {
+  switch (type) {
+    case Dtype::f32: return RowToFloat<Dtype::f32>(from, to, n);
+    case Dtype::f16: return RowToFloat<Dtype::f16>(from, to, n);
+    case Dtype::bf16: return RowToFloat<Dtype::bf16>(from, to, n);
+  }
+}
+inline void FromFloat(Dtype type, const float* from, void* to, size_t n) {
+  switch (type) {
+    case Dtype::f32: return RowFromFloat<Dtype::f32>(from, to, n);
+    case Dtype::f16: return RowFromFloat<Dtype::f16>(from, to, n);
+    case Dtype::bf16: return RowFromFloat<Dtype::bf16>(from, to, n);
+  }
+}
+
 }  // namespace tersor::kernels::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();
 

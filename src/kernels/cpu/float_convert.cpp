@@ -6,28 +6,6 @@
 #include "hwy/highway.h"
 #include "kernels/cpu/float_convert-inl.h"
 
-HWY_BEFORE_NAMESPACE();
-namespace tersor::kernels::HWY_NAMESPACE {
-
-void ToFloat(Dtype type, const void* from, float* to, size_t n) {
-  switch (type) {
-    case Dtype::f32: return RowToFloat<Dtype::f32>(from, to, n);
-    case Dtype::f16: return RowToFloat<Dtype::f16>(from, to, n);
-    case Dtype::bf16: return RowToFloat<Dtype::bf16>(from, to, n);
-  }
-}
-
-void FromFloat(Dtype type, const float* from, void* to, size_t n) {
-  switch (type) {
-    case Dtype::f32: return RowFromFloat<Dtype::f32>(from, to, n);
-    case Dtype::f16: return RowFromFloat<Dtype::f16>(from, to, n);
-    case Dtype::bf16: return RowFromFloat<Dtype::bf16>(from, to, n);
-  }
-}
-
-}  // namespace tersor::kernels::HWY_NAMESPACE
-HWY_AFTER_NAMESPACE();
-
 #if HWY_ONCE
 namespace tersor::kernels {
 HWY_EXPORT(ToFloat);

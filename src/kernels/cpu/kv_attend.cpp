@@ -95,21 +95,6 @@ inline Scratch carve(float* memory, const ScratchSizes& n) {
   return s;
 }
 
-inline void LoadRow(Dtype type, const void* from, float* to, size_t n) {
-  switch (type) {
-    case Dtype::f16: return RowToFloat<Dtype::f16>(from, to, n);
-    case Dtype::bf16: return RowToFloat<Dtype::bf16>(from, to, n);
-    case Dtype::f32: return RowToFloat<Dtype::f32>(from, to, n);
-  }
-}
-inline void StoreRow(Dtype type, const float* from, void* to, size_t n) {
-  switch (type) {
-    case Dtype::f16: return RowFromFloat<Dtype::f16>(from, to, n);
-    case Dtype::bf16: return RowFromFloat<Dtype::bf16>(from, to, n);
-    case Dtype::f32: return RowFromFloat<Dtype::f32>(from, to, n);
-  }
-}
-
 template <bool kInverse>
 void RotateRows(float* rows, size_t ld, size_t count, const codec::Rotation& rotation, float* batch) {
   const size_t dim = rotation.dim();
@@ -130,7 +115,7 @@ inline void LoadQueries(const KvAttend& p, const Item& item, const Scratch& s, s
   const F d;
   for (int64_t r = 0; r < item.row_count * group; ++r) {
     float* row = s.queries + r * ld;
-    LoadRow(p.queries.type, p.queries.row(item.batch, item.kv_head * group + r % group, item.row_begin + r / group), row, p.key_dim);
+    ToFloat(p.queries.type, p.queries.row(item.batch, item.kv_head * group + r % group, item.row_begin + r / group), row, p.key_dim);
     std::fill(row + p.key_dim, row + ld, 0.0f);
     for (size_t i = 0; i < ld; i += hn::Lanes(d)) hn::StoreU(hn::Mul(hn::LoadU(d, row + i), hn::Set(d, p.scale)), d, row + i);
   }
@@ -262,8 +247,8 @@ inline void Finish(const KvAttend& p, const Item& item, const Scratch& s, const 
   for (int64_t r = 0; r < rows; ++r) {
     const int64_t at = item.batch * p.out_batch_stride + (item.kv_head * group + r % group) * p.out_head_stride +
                        (item.row_begin + r / group) * p.out_token_stride;
-    StoreRow(p.queries.type, s.outputs + r * n.value_dim, static_cast<char*>(p.out) + at * static_cast<int64_t>(size_of(p.queries.type)),
-             p.value_dim);
+    FromFloat(p.queries.type, s.outputs + r * n.value_dim, static_cast<char*>(p.out) + at * static_cast<int64_t>(size_of(p.queries.type)),
+              p.value_dim);
   }
 }
 

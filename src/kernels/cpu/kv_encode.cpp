@@ -47,11 +47,7 @@ inline void Gather(const KvEncode& p, const EncodeBatch& batch, float* x) {
   if (batch.count < kBatch) std::fill(x, x + dim * kBatch, 0.0f);
   HWY_ALIGN float row[kMaxDim];
   for (size_t v = 0; v < batch.count; ++v) {
-    switch (p.rows.type) {
-      case Dtype::f16: RowToFloat<Dtype::f16>(batch.from[v], row, dim); break;
-      case Dtype::bf16: RowToFloat<Dtype::bf16>(batch.from[v], row, dim); break;
-      case Dtype::f32: RowToFloat<Dtype::f32>(batch.from[v], row, dim); break;
-    }
+    ToFloat(p.rows.type, batch.from[v], row, dim);
     for (size_t i = 0; i < dim; ++i) x[i * kBatch + v] = row[i];
   }
 }
