@@ -66,7 +66,8 @@ class LayerCache {
   /// Encodes k, v of L new tokens into the cache, in place. Tokens major [B, L, Hkv * D] or heads major [B, Hkv, L, D].
   void append(const mx::array& k, const mx::array& v);
   /// Attention of L query rows, the last L tokens of the cache. q is [B, L, Hq * Dk] or [B, Hq, L, Dk]; the result has
-  /// q's dtype and the same arrangement with Dv.
+  /// q's dtype and the same arrangement with Dv. With a window, attend to a long chunk once: afterwards only the tokens that new
+  /// rows can reach are kept in full precision.
   mx::array attend(const mx::array& q, const AttendOptions& options = {});
 
   int64_t tokens() const;

@@ -5,6 +5,7 @@
 #include <charconv>
 #include <cstring>
 
+#include "base/digest.h"
 #include "base/safetensors.h"
 #include "cache/layer_state.h"
 #include "cache/slabs.h"
@@ -14,6 +15,7 @@ namespace {
 
 constexpr const char* kFormat = "tersor-kv";
 constexpr const char* kVersion = "1";
+constexpr const char* kDigest = "digest";
 constexpr int64_t kMaxTokens = 1 << 24;
 
 struct Saved {
@@ -25,8 +27,23 @@ struct Saved {
 void collect(const LayerCache::State& state, const std::string& prefix, std::vector<Saved>& saved) {
   if (state.tokens == 0) return;
   saved.push_back({prefix + "body", joined(state.body).data});
-  if (state.sink_slab) saved.push_back({prefix + "sinks", state.sink_slab->data});
+  if (state.sink_slab) saved.push_back({prefix + "sinks", moved(*state.sink_slab, 0, state.sink_slab->count).data});
   if (state.recent) saved.push_back({prefix + "recent", moved(*state.recent, state.recent->first, state.recent->count).data});
+}
+
+// Over everything but the entry that holds it.
+std::string digest_of(const std::map<std::string, std::string>& header, std::span<const safetensors::Tensor> tensors) {
+  Digest digest;
+  for (const auto& [key, value] : header) {
+    if (key == kDigest) continue;
+    digest.add(key);
+    digest.add(value);
+  }
+  for (const safetensors::Tensor& tensor : tensors) {
+    digest.add(tensor.name);
+    digest.add(tensor.data.data(), tensor.data.size());
+  }
+  return digest.str();
 }
 
 int64_t recent_first(const LayerCache::State& state) { return state.recent ? state.recent->first : 0; }
@@ -52,6 +69,10 @@ class Header {
       fail("header entry \"" + key + "\" is \"" + value + "\" instead of a number from " + std::to_string(low) + " to " +
            std::to_string(high) + "; the file is damaged");
     return n;
+  }
+  void check_digest() const {
+    if (text(kDigest) != digest_of(file_.metadata(), file_.tensors()))
+      fail("its contents do not match its digest; the file is damaged, make it again");
   }
   void check_model(const Identity& model) const {
     for (const auto& [key, value] : model)
@@ -92,10 +113,7 @@ void restore(LayerCache::State& state, const safetensors::File& file, const Head
   state.tokens = tokens;
   if (tokens == 0) return;
   state.body.push_back(filled(file, header, prefix + "body", state.body_format, 0, tokens));
-  if (state.sinks) {
-    state.sink_slab = filled(file, header, prefix + "sinks", state.sink_format, 0, state.sinks);
-    state.sink_slab->count = std::min(tokens, state.sinks);
-  }
+  if (state.sinks) { state.sink_slab = filled(file, header, prefix + "sinks", state.sink_format, 0, std::min(tokens, state.sinks)); }
   if (state.window) {
     const int64_t first = header.number("recent_first", 0, tokens - 1);
     if (first % kRecentBlockTokens != 0) header.fail("header entry \"recent_first\" is not on a block boundary; the file is damaged");
@@ -139,6 +157,7 @@ void KvCache::save(const std::filesystem::path& path, const Identity& model, con
     const auto& dims = arrays[i].shape();
     tensors.push_back({saved[i].name, "U8", {dims.begin(), dims.end()}, {arrays[i].data<std::byte>(), arrays[i].nbytes()}});
   }
+  header[kDigest] = digest_of(header, tensors);
   safetensors::write(path, tensors, header);
 }
 
@@ -164,6 +183,7 @@ KvCache::Loaded KvCache::load(const std::filesystem::path& path, const Identity&
   Loaded loaded{KvCache(spec, tokens > 0 ? layers : std::min(layers, 4096), shape, full_dtype, policy), header.extra()};
   for (int i = 0; i < loaded.cache.layers(); ++i)
     restore(loaded.cache.layers_[i].state(), file, header, "layers." + std::to_string(i) + ".", tokens);
+  header.check_digest();  // last: a property that differs is the better message
   return loaded;
 }
 

@@ -43,14 +43,21 @@ Parsed parse_one(std::string_view text) {
       if (part.size() <= key.size() || part.substr(0, key.size()) != key || part[key.size()] != '=') return std::nullopt;
       return part.substr(key.size() + 1);
     };
-    if (const auto window = value_of("window"))
+    const auto once = [&](bool stated, const char* key) {
+      if (stated) throw Error("cache setting \"" + std::string(text) + "\": " + key + "= is stated twice");
+    };
+    if (const auto window = value_of("window")) {
+      once(parsed.window.has_value(), "window");
       parsed.window = parse_int(*window, "window", 0, kMaxTokens, text);
-    else if (const auto sinks = value_of("sinks"))
+    } else if (const auto sinks = value_of("sinks")) {
+      once(parsed.sinks.has_value(), "sinks");
       parsed.sinks = parse_int(*sinks, "sinks", 0, kMaxTokens, text);
-    else if (const auto skip = value_of("skip"))
+    } else if (const auto skip = value_of("skip")) {
+      once(parsed.skip.has_value(), "skip");
       parsed.skip = parse_layers(*skip, text);
-    else
+    } else {
       codec_text += (at == 0 ? "" : ",") + std::string(part);
+    }
     at = end + 1;
   }
   parsed.codec = codec::Spec::parse(codec_text);

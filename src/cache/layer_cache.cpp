@@ -32,7 +32,18 @@ std::shared_ptr<const ops::KvFormat> make_format(const codec::Spec& keys, const 
   return std::make_shared<const ops::KvFormat>(std::move(format));
 }
 
-int64_t recent_capacity(const State& s) { return round_up(s.window + kRewindMargin + kRecentBlockTokens, kRecentBlockTokens); }
+// Room for `tokens` tokens of a slab that will never need more than `limit`: a quarter to spare, however long the window may get.
+int64_t room(int64_t tokens, int64_t limit) { return std::max(tokens, std::min(limit, std::max(kLeastRoom, tokens + tokens / 4))); }
+
+int64_t recent_limit(const State& s) { return s.window + kRewindMargin + kRecentBlockTokens; }
+
+void grow_sinks(State& s, int64_t tokens) {
+  const int64_t capacity = std::min(s.sinks, room(tokens, s.sinks));
+  if (!s.sink_slab)
+    s.sink_slab = ops::KvSlab::make(s.sink_format, capacity, 0);
+  else if (tokens > s.sink_slab->capacity)
+    s.sink_slab = moved(*s.sink_slab, 0, capacity);
+}
 
 // The block boundary from which the next row, at position `position`, and rows after short rewinds need full precision.
 int64_t recent_first(const State& s, int64_t position) {
@@ -58,14 +69,15 @@ void body_writes(State& s, int64_t count, std::vector<ops::KvWrite>& writes) {
 
 void full_writes(State& s, int64_t count, std::vector<ops::KvWrite>& writes) {
   if (s.tokens < s.sinks) {
-    if (!s.sink_slab) s.sink_slab = ops::KvSlab::make(s.sink_format, s.sinks, 0);
-    writes.push_back({&*s.sink_slab, 0, std::min(count, s.sinks - s.tokens), s.tokens});
+    const int64_t end = std::min(s.tokens + count, s.sinks);
+    grow_sinks(s, end);
+    writes.push_back({&*s.sink_slab, 0, end - s.tokens, s.tokens});
   }
   if (s.window == 0) return;
-  if (!s.recent) s.recent = ops::KvSlab::make(s.recent_format, std::max(count, recent_capacity(s)), s.tokens);
+  if (!s.recent) s.recent = ops::KvSlab::make(s.recent_format, room(count, recent_limit(s)), s.tokens);
   if (s.recent->count + count > s.recent->capacity) {
     const int64_t first = recent_first(s, s.tokens);
-    s.recent = moved(*s.recent, first, std::max(s.tokens - first + count, recent_capacity(s)));
+    s.recent = moved(*s.recent, first, room(s.tokens - first + count, recent_limit(s)));
   }
   writes.push_back({&*s.recent, 0, count, s.tokens - s.recent->first});
 }
@@ -129,9 +141,9 @@ mx::array LayerCache::attend(const mx::array& q, const AttendOptions& options) {
   auto [out, ticket] = ops::kv_attend(q, reads, options, s.tokens - shape.tokens, s.attend_choice);
   s.ticket = s.ticket ? mx::maximum(*s.ticket, ticket) : ticket;
   // A long chunk has left a long window behind.
-  if (s.recent && s.recent->capacity > recent_capacity(s)) {
+  if (s.recent && s.recent->capacity > round_up(recent_limit(s), kRecentBlockTokens)) {
     const int64_t first = recent_first(s, s.tokens);
-    s.recent = moved(*s.recent, first, std::max(s.tokens - first, recent_capacity(s)));
+    s.recent = moved(*s.recent, first, room(s.tokens - first, recent_limit(s)));
   }
   return out;
 }

@@ -11,6 +11,8 @@ namespace tersor::cache {
 
 /// Tokens the recent window keeps beyond `window`, so that short rewinds (speculative decoding) stay exact.
 inline constexpr int64_t kRewindMargin = 8;
+/// The recent window takes at least this much room; a larger one grows as tokens come.
+inline constexpr int64_t kLeastRoom = 256;
 /// Tokens a block of the recent window and of the sinks. Small: a window of 24 tokens should not take the room of 48.
 inline constexpr int kRecentBlockTokens = 8, kSinkBlockTokens = 4;
 /// Growth steps of the body, in tokens: a quarter of what it holds, within these bounds.

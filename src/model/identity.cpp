@@ -3,6 +3,7 @@
 #include <cstdlib>
 #include <string_view>
 
+#include "base/digest.h"
 #include "model/arrays.h"
 #include "model/weight_plan.h"
 
@@ -12,48 +13,27 @@ namespace {
 constexpr size_t kWholeBelow = 4096;  // smaller arrays are hashed whole
 constexpr size_t kSamples = 16, kSampleBytes = 64;
 
-// FNV-1a, 64 bits.
-class Digest {
- public:
-  void add(const void* data, size_t size) {
-    const auto* bytes = static_cast<const unsigned char*>(data);
-    for (size_t i = 0; i < size; ++i) state_ = (state_ ^ bytes[i]) * 0x100000001b3u;
-  }
-  void add(std::string_view text) {
-    add(text.data(), text.size());
-    add("", 1);
-  }
-  void add_array(std::string_view name, const mx::array& array) {
-    add(name);
-    add(dtype_name(array.dtype()));
-    for (const auto dim : array.shape()) add(std::to_string(dim));
-    const auto* data = array.data<uint8_t>();
-    const size_t size = array.nbytes();
-    if (size < kWholeBelow) return add(data, size);
-    for (size_t i = 0; i < kSamples; ++i) add(data + (size - kSampleBytes) / (kSamples - 1) * i, kSampleBytes);
-  }
-  std::string str() const {
-    static const char digits[] = "0123456789abcdef";
-    std::string text;
-    for (int shift = 60; shift >= 0; shift -= 4) text += digits[state_ >> shift & 15];
-    return text;
-  }
-
- private:
-  uint64_t state_ = 0xcbf29ce484222325u;
-};
+void add_array(Digest& digest, std::string_view name, const mx::array& array) {
+  digest.add(name);
+  digest.add(dtype_name(array.dtype()));
+  for (const auto dim : array.shape()) digest.add(std::to_string(dim));
+  const auto* data = array.data<uint8_t>();
+  const size_t size = array.nbytes();
+  if (size < kWholeBelow) return digest.add(data, size);
+  for (size_t i = 0; i < kSamples; ++i) digest.add(data + (size - kSampleBytes) / (kSamples - 1) * i, kSampleBytes);
+}
 
 std::string digest_of(const ModelData& data) {
   Digest digest;
   for (const auto& [name, linear] : data.linears) {
-    digest.add_array(name, linear.weight);
+    add_array(digest, name, linear.weight);
     digest.add(std::to_string(linear.bits));
     digest.add(std::to_string(linear.group));
-    if (linear.scales) digest.add_array("scales", *linear.scales);
-    if (linear.biases) digest.add_array("biases", *linear.biases);
-    if (linear.bias) digest.add_array("bias", *linear.bias);
+    if (linear.scales) add_array(digest, "scales", *linear.scales);
+    if (linear.biases) add_array(digest, "biases", *linear.biases);
+    if (linear.bias) add_array(digest, "bias", *linear.bias);
   }
-  for (const auto& [name, vector] : data.vectors) digest.add_array(name, vector);
+  for (const auto& [name, vector] : data.vectors) add_array(digest, name, vector);
   return digest.str();
 }
 

@@ -217,6 +217,18 @@ TEST_F(File, WrongHeadersAreRefused) {
   }
 }
 
+TEST_F(File, DamagedContentsAreRefused) {
+  const std::string good = saved(path("h"));
+  for (size_t back : {1, 100, 2000}) {
+    std::string bad = good;
+    bad[bad.size() - back] ^= 1;
+    write(path("d"), bad);
+    expect_refused(path("d"), kModel, HasSubstr("damaged"));
+  }
+  write(path("d"), with(good, R"("tokens":"30")", R"("tokens":"29")"));
+  expect_refused(path("d"), kModel, HasSubstr("damaged"));
+}
+
 // Sizes whose product wraps around to what a tensor has must not pass as that size.
 TEST_F(File, SizesThatWrapAroundAreRefused) {
   safetensors::Tensor none{"layers.0.body", "U8", {65536, 0, 65536}, {}};
