@@ -61,6 +61,15 @@ Json as_json(const model::Generation& generation, const Session& session, const 
           {"backend", backend_name()}};
 }
 
+// A reader who has gone ends the program, unless there is still a cache to save.
+void show(const Options& options, std::string_view text) {
+  try {
+    print(text);
+  } catch (const ClosedPipe&) {
+    if (options.cache_out.empty()) throw;
+  }
+}
+
 model::Generation answer(const Options& options, const model::Transformer& model, Session& session, const std::vector<int32_t>& ids) {
   Progress progress("prompt");
   model::GenerateOptions generate = options.generation.make();
@@ -68,7 +77,7 @@ model::Generation answer(const Options& options, const model::Transformer& model
     progress.update(done, total);
     if (done == total) progress.clear();
   };
-  if (!options.json) generate.on_text = [](std::string_view piece) { print(piece); };
+  if (!options.json) generate.on_text = [&](std::string_view piece) { show(options, piece); };
   return reply(model, session, ids, std::move(generate));
 }
 
@@ -89,9 +98,9 @@ int run(const Options& options) {
   mlx::core::reset_peak_memory();
   const model::Generation generation = answer(options, model, session, ids);
   const Memory memory = memory_now();
-  if (!options.json) print("\n");
-  if (generation.stop_reason == "interrupted") throw Interrupted{};
+  if (!options.json) show(options, "\n");
   if (!options.cache_out.empty()) save_session(session, options.cache_out, model);
+  if (generation.stop_reason == "interrupted") throw Interrupted{};
   if (options.json)
     print_json(as_json(generation, session, model, memory));
   else
@@ -103,7 +112,9 @@ int run(const Options& options) {
 
 void add_generate(CLI::App& parent, Commands& commands) {
   CLI::App* app = parent.add_subcommand(
-      "generate", "Continue a prompt with a model. The reply streams to standard output; what was measured follows on standard error.");
+      "generate",
+      "Continue a prompt with a model. The reply streams to standard output; what was measured follows on standard error. Ctrl-C ends the "
+      "reply with status 130.");
   app->footer("Example: tersor generate --model SmolLM2.gguf --kv turboquant:4 --prompt \"What is a lighthouse?\"");
   auto options = std::make_shared<Options>();
   options->model.add(*app);
@@ -116,7 +127,9 @@ void add_generate(CLI::App& parent, Commands& commands) {
   options->kv.add_halves(*app);
   options->generation.add(*app);
   app->add_option("--prompt-cache-in", options->cache_in, "Go on from a saved cache; the prompt is the next turn")->type_name("FILE");
-  app->add_option("--prompt-cache-out", options->cache_out, "Save the cache after the reply")->type_name("FILE");
+  app->add_option("--prompt-cache-out", options->cache_out,
+                  "Save the cache after the reply, also of one that Ctrl-C cut short or that nobody reads to its end")
+      ->type_name("FILE");
   add_json(*app, options->json);
   commands.push_back({app, [options] { return run(*options); }});
 }

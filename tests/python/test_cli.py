@@ -428,3 +428,26 @@ def test_interrupt_ends_with_130(binary, smollm2):
         begin = time.monotonic()
         process.communicate(timeout=30)
         assert process.returncode == 130 and time.monotonic() - begin < 5
+
+
+def cut_short(binary, smollm2, file, tokens, end):
+    command = [binary, "generate", "--model", smollm2, "--prompt", PROMPT, "--ignore-end", "--max-tokens", tokens]
+    with subprocess.Popen([*command, "--prompt-cache-out", file], stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        process.stdout.read(1)
+        end(process)
+        process.wait(timeout=60)
+        return process.returncode
+
+
+def test_an_unread_reply_is_still_saved(binary, smollm2, json_of, tmp_path):
+    file = tmp_path / "cache.safetensors"
+    assert cut_short(binary, smollm2, file, "30", lambda process: process.stdout.close()) == 0
+    again = json_of("generate", "--model", smollm2, "--prompt", "Go on.", "--max-tokens", 2, "--prompt-cache-in", file)
+    assert again["kv"]["tokens"] > 30 + again["prompt_tokens"]
+
+
+def test_an_interrupted_reply_is_saved(binary, smollm2, json_of, tmp_path):
+    file = tmp_path / "cache.safetensors"
+    assert cut_short(binary, smollm2, file, "4000", lambda process: process.send_signal(signal.SIGINT)) == 130
+    json_of("generate", "--model", smollm2, "--prompt", "Go on.", "--max-tokens", 2, "--prompt-cache-in", file)
+    assert list(tmp_path.iterdir()) == [file]
