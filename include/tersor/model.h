@@ -56,6 +56,9 @@ struct ModelData {
 /// A .gguf file, or a folder with config.json and *.safetensors. Checks every size, offset and count against the file
 /// before allocating. Throws Error naming file, place and remedy.
 ModelData load(const std::filesystem::path& path);
+/// The tokenizer of what was loaded, made of data.tokenizer, which it takes. Throws Error naming the file when its parts do not fit
+/// together.
+text::Tokenizer take_tokenizer(ModelData& data);
 /// Rows for `tersor inspect`: key, value; reads headers only.
 struct Inspection {
   std::vector<std::pair<std::string, std::string>> facts;
@@ -150,8 +153,11 @@ struct Fidelity {
   double kl_mean = 0, kl_p99 = 0, kl_max = 0;
   double top1_agreement = 0;
   double logit_error_mean = 0, logit_error_max = 0;
-  /// The strict policy: same next token everywhere, KL <= 0.001, mean logit error <= 0.05, max <= 0.5.
-  bool strict_passed() const;
+  /// The strict policy: the same likeliest token at every position, the largest KL and the logit errors within these.
+  static constexpr double kStrictKlMax = 0.001, kStrictLogitErrorMean = 0.05, kStrictLogitErrorMax = 0.5;
+  /// The fields above that break it, by name.
+  std::vector<std::string> strict_failed() const;
+  bool strict_passed() const { return strict_failed().empty(); }
 };
 /// Runs the tokens through the model twice, with a full-precision cache and with `spec`, in chunks of `chunk` positions
 /// (memory for logits stays bounded), and compares the logits at every position.

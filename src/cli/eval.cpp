@@ -20,6 +20,40 @@ struct Options {
 
 constexpr const char* kPolicy = "strict";
 
+Json policy_limits() {
+  using model::Fidelity;
+  return {{"top1_agreement", 1},
+          {"kl_max", Fidelity::kStrictKlMax},
+          {"logit_error_mean", Fidelity::kStrictLogitErrorMean},
+          {"logit_error_max", Fidelity::kStrictLogitErrorMax}};
+}
+
+std::string policy_text() {
+  using model::Fidelity;
+  return std::string(kPolicy) + ": top-1 100 %, KL max <= " + brief(Fidelity::kStrictKlMax) +
+         ", logit mean <= " + brief(Fidelity::kStrictLogitErrorMean) + ", logit max <= " + brief(Fidelity::kStrictLogitErrorMax);
+}
+
+// A field of Fidelity as the table calls it.
+std::string column_of(const std::string& field) {
+  if (field == "top1_agreement") return "top-1";
+  if (field == "kl_max") return "KL max";
+  if (field == "logit_error_mean") return "logit mean";
+  if (field == "logit_error_max") return "logit max";
+  return field;
+}
+
+// What stands under the table: the policy, and what each setting broke of it.
+std::string footnote(const std::vector<model::Evaluation>& evaluations) {
+  std::string failures;
+  for (const auto& e : evaluations) {
+    std::string names;
+    for (const auto& field : e.fidelity.strict_failed()) names += (names.empty() ? "" : ", ") + column_of(field);
+    if (!names.empty()) failures += "; " + kv_name(e.spec) + " fails " + names;
+  }
+  return policy_text() + failures + "\n";
+}
+
 double ratio(const model::Evaluation& evaluation) {
   return evaluation.kv_bytes ? static_cast<double>(evaluation.kv_bytes_full) / static_cast<double>(evaluation.kv_bytes) : 0;
 }
@@ -41,7 +75,9 @@ Json as_json(const model::Evaluation& evaluation) {
           {"logit_error_max", fidelity.logit_error_max},
           {"positions", fidelity.positions},
           {"policy", kPolicy},
+          {"policy_limits", policy_limits()},
           {"passed", fidelity.strict_passed()},
+          {"failed", fidelity.strict_failed()},
           {"kv", kv},
           {"layers", to_json(evaluation.layers)}};
 }
@@ -90,7 +126,7 @@ int run(const Options& options) {
     for (const auto& evaluation : evaluations) json["results"].push_back(as_json(evaluation));
     print_json(json);
   } else {
-    print(as_table(evaluations));
+    print(as_table(evaluations) + footnote(evaluations));
   }
   const bool passed = std::all_of(evaluations.begin(), evaluations.end(), [](const auto& e) { return e.fidelity.strict_passed(); });
   return options.check && !passed ? 1 : 0;
@@ -103,7 +139,8 @@ void add_eval(CLI::App& parent, Commands& commands) {
       "eval",
       "Measure what a compressed cache changes on a text. The same tokens run with a full-precision cache and with each codec, and the "
       "logits at every position are compared: perplexity, KL divergence, agreement of the likeliest token, logit error.");
-  app->footer("Example: tersor eval --model SmolLM2.gguf --text book.txt --tokens 2000 --kv affine:8 --kv turboquant:4");
+  app->footer("The policy " + policy_text() +
+              ".\n\nExample: tersor eval --model SmolLM2.gguf --text book.txt --tokens 2000 --kv affine:8 --kv turboquant:4");
   auto options = std::make_shared<Options>();
   options->model.add(*app);
   app->add_option("--text", options->text, "Text file; - reads standard input")->required()->type_name("FILE");

@@ -16,7 +16,8 @@ struct Options {
 
 text::Tokenizer load_tokenizer(const ModelOptions& model) {
   Progress progress("loading " + model.path);
-  return text::Tokenizer(model::load(model.path).tokenizer);
+  model::ModelData data = model::load(model.path);
+  return model::take_tokenizer(data);
 }
 
 int run_tokenize(const Options& options) {

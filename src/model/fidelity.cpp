@@ -95,8 +95,17 @@ Fidelity FidelityMeter::result() const {
 }
 
 // The worst position decides: a mean would hide the one token that goes wrong.
-bool Fidelity::strict_passed() const {
-  return positions > 0 && top1_agreement == 1 && kl_max <= 0.001 && logit_error_mean <= 0.05 && logit_error_max <= 0.5;
+std::vector<std::string> Fidelity::strict_failed() const {
+  std::vector<std::string> failed;
+  const auto require = [&](bool kept, const char* name) {
+    if (!kept) failed.emplace_back(name);
+  };
+  require(positions > 0, "positions");
+  require(top1_agreement == 1, "top1_agreement");
+  require(kl_max <= kStrictKlMax, "kl_max");
+  require(logit_error_mean <= kStrictLogitErrorMean, "logit_error_mean");
+  require(logit_error_max <= kStrictLogitErrorMax, "logit_error_max");
+  return failed;
 }
 
 }  // namespace tersor::model

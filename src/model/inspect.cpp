@@ -59,10 +59,11 @@ void add_config(Facts& facts, const Config& c) {
 // Whether load() would take the model; its configuration where it would.
 void add_verdict(Facts& facts, const std::filesystem::path& path) {
   try {
-    const LoadPlan plan = plan_model(path);
+    LoadPlan plan = plan_model(path);
     check_memory(plan);
+    const text::Tokenizer tokenizer = take_tokenizer(plan.data);
     add_config(facts, plan.data.config);
-    facts.add("chat format", std::string(text::name_of(text::recognise_chat(plan.data.tokenizer.chat_template))));
+    facts.add("chat format", std::string(text::name_of(text::recognise_chat(tokenizer.data().chat_template))));
     facts.add("memory for weights", human_bytes(plan.bytes()));
     facts.add("runs", "yes");
   } catch (const Error& error) { facts.add("runs", std::string("no: ") + error.what()); }

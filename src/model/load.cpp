@@ -14,4 +14,15 @@ ModelData load(const std::filesystem::path& path) {
   return run_plan(std::move(plan));
 }
 
+text::Tokenizer take_tokenizer(ModelData& data) {
+  try {
+    return text::Tokenizer(std::move(data.tokenizer));
+  } catch (const Error& error) {
+    if (data.path.empty()) throw;
+    const bool folder = data.format == "safetensors";
+    throw Error(data.path.string() + ": tokenizer: " + error.what() +
+                (folder ? "; tokenizer.json is damaged or not supported, fetch it again" : "; the file is damaged, fetch it again"));
+  }
+}
+
 }  // namespace tersor::model

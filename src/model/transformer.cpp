@@ -51,7 +51,7 @@ struct Transformer::Impl {
 };
 
 Transformer::Impl::Impl(ModelData data, ops::Policy p)
-    : config(checked(data.config)), policy(p), identity(data.identity), tokenizer(std::move(data.tokenizer)), weights(take_weights(data)) {
+    : config(checked(data.config)), policy(p), identity(data.identity), tokenizer(take_tokenizer(data)), weights(take_weights(data)) {
   const auto frequencies = rope_inverse_frequencies(config);
   const mx::array inv_freq(frequencies.begin(), {static_cast<int>(frequencies.size())}, mx::float32);
   for (const auto& layer : weights.layers) rope.push_back({config.head_dim, inv_freq, 1.0f, layer.q_norm, layer.k_norm, config.norm_eps});
