@@ -21,6 +21,8 @@ struct Descriptor {
   }
 };
 
+constexpr size_t kMostText = size_t{1} << 30;
+
 size_t regular_size(int fd, const std::filesystem::path& path) {
   struct stat info {};
   if (::fstat(fd, &info) != 0) throw Error(path.string() + ": cannot be examined: " + std::strerror(errno));
@@ -61,6 +63,8 @@ std::string read_file(const std::filesystem::path& path) {
     if (got < 0) throw Error(path.string() + ": cannot be read: " + std::strerror(errno));
     if (got == 0) return text;
     text.append(buffer, static_cast<size_t>(got));
+    if (text.size() > kMostText)
+      throw Error(path.string() + ": has more than " + human_bytes(kMostText) + ", too much for a text; check the path");
   }
 }
 

@@ -39,6 +39,7 @@ bool is_safetensors(std::span<const std::byte> bytes) {
 }  // namespace
 
 std::string describe_content(std::span<const std::byte> bytes) {
+  if (bytes.empty()) return "an empty file; fetch it again";
   const std::string text = text_start(bytes);
   if (text.starts_with("<!doctype") || text.starts_with("<html")) return "an HTML page (a failed download?); fetch the model file itself";
   if (text.starts_with("version https://git-lfs")) return "a git-lfs pointer; run \"git lfs pull\" to fetch the content";
@@ -51,7 +52,7 @@ std::string describe_content(std::span<const std::byte> bytes) {
   if (text.starts_with("fugg")) return "a GGUF file in the wrong byte order; convert it to little-endian";
   if (is_safetensors(bytes)) return "a safetensors file; give the folder that holds it and config.json";
   if (text.starts_with("{")) return "JSON; give the folder with config.json and *.safetensors";
-  return "of unknown content (it begins with bytes " + hex(bytes.first(std::min<size_t>(bytes.size(), 4))) + ")";
+  return "nothing known (it begins with bytes " + hex(bytes.first(std::min<size_t>(bytes.size(), 4))) + ")";
 }
 
 std::string printable(std::string_view text, size_t limit) {

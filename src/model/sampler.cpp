@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <cmath>
+#include <cstdio>
 #include <string>
 #include <vector>
 
@@ -18,7 +19,9 @@ struct Candidate {
 using Candidates = std::vector<Candidate>;
 
 [[noreturn]] void out_of_range(const char* name, double value, const char* range) {
-  throw Error(std::string(name) + " is " + std::to_string(value) + ": give " + range);
+  char text[32];
+  std::snprintf(text, sizeof text, "%g", value);
+  throw Error(std::string(name) + " is " + text + ": give " + range);
 }
 
 void check(const Sampling& s) {

@@ -113,7 +113,7 @@ TEST(Spec, UnknownStorageTypesListTheKnownOnes) {
     try {
       Spec::parse(name);
       ADD_FAILURE() << "\"" << name << "\" was taken";
-    } catch (const Error& error) { EXPECT_THAT(error.what(), testing::HasSubstr("f16, bf16 or f32")); }
+    } catch (const Error& error) { EXPECT_THAT(error.what(), testing::HasSubstr("fp16, bf16 or fp32")); }
   }
 }
 

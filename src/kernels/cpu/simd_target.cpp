@@ -54,9 +54,10 @@ void force_simd_target(std::string_view name) {
     hwy::GetChosenTarget().DeInit();
     return;
   }
+  const std::string wanted = upper(name) == "AVX512" ? "AVX3" : upper(name);  // Highway's name of it
   std::string have;
   for (const int64_t target : targets) {
-    if (upper(name) == hwy::TargetName(target)) {
+    if (wanted == hwy::TargetName(target)) {
       hwy::SetSupportedTargetsForTest(target);
       hwy::GetChosenTarget().Update(target);
       return;
