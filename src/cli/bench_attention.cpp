@@ -55,12 +55,15 @@ std::vector<Result> measure_depth(const Options& options, std::span<const cache:
   std::vector<Result> results;
   for (const auto& spec : specs) {
     layers.push_back(fill(options, spec, depth));
-    results.push_back({depth, spec, layers.back().bytes(), {}});
+    results.push_back({depth, spec, 0, {}});
   }
   mx::array q = mx::random::normal({1, options.heads, options.rows, options.head_dim});
   mx::eval(q);
   const auto attend = [&](size_t i) { return 1e3 * timed([&] { mx::eval(layers[i].attend(q)); }); };
-  for (size_t i = 0; i < layers.size(); ++i) attend(i);  // first runs load code and pages
+  for (size_t i = 0; i < layers.size(); ++i) {
+    attend(i);  // the first run loads code and pages, and the recent window shrinks to its size
+    results[i].bytes = layers[i].bytes();
+  }
   alternate(layers.size(), options.repeat, [&](size_t i) { results[i].samples.push_back(attend(i)); });
   return results;
 }
@@ -90,7 +93,9 @@ std::string as_table(const std::vector<Result>& results) {
   return table(rows);
 }
 
-void check(const Options& options) {
+void check(const Options& options, std::span<const cache::KvSpec> specs) {
+  if (std::any_of(specs.begin(), specs.end(), [](const auto& spec) { return !spec.skip.empty(); }))
+    throw Error("--skip-layers names layers of a model, and one layer alone is measured here: leave it out");
   if (options.heads % options.kv_heads != 0)
     throw Error("--heads " + std::to_string(options.heads) + " is not a multiple of --kv-heads " + std::to_string(options.kv_heads));
   for (const int depth : options.depths) {
@@ -104,7 +109,7 @@ void check(const Options& options) {
 
 int run(const Options& options) {
   const auto specs = options.kv.specs({cache::KvSpec::parse("full"), cache::KvSpec::recommended()});
-  check(options);
+  check(options, specs);
   std::vector<Result> results;
   for (const int depth : options.depths)
     for (auto& result : measure_depth(options, specs, depth)) results.push_back(std::move(result));
@@ -128,12 +133,7 @@ void add_bench_attention(CLI::App& parent, Commands& commands) {
   app->add_option("--kv-heads", options->kv_heads, "Key and value heads")->type_name("N")->check(whole(1, 1024))->capture_default_str();
   app->add_option("--head-dim", options->head_dim, "Numbers of a head")->type_name("N")->check(whole(1, 4096))->capture_default_str();
   app->add_option("--rows", options->rows, "Query rows a call")->type_name("N")->check(whole(1, 4096))->capture_default_str();
-  app->add_option("--depth", options->depths, "Tokens in the cache")
-      ->type_name("LIST")
-      ->delimiter(',')
-      ->allow_extra_args(false)
-      ->check(whole(1, kMostTokens))
-      ->default_str("512,4096");
+  add_whole_list(*app, "--depth", options->depths, 1, kMostTokens, "Tokens in the cache")->default_str("512,4096");
   options->kv.add(*app, true, "full and " + kv_name(cache::KvSpec::recommended()));
   app->add_option("--kernels", options->kernels, "auto, require a fast kernel, or forbid them")
       ->type_name("auto|require|forbid")

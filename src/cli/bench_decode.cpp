@@ -198,12 +198,7 @@ void add_bench_decode(CLI::App& parent, Commands& commands) {
   auto options = std::make_shared<Options>();
   options->model.add(*app);
   options->kv.add(*app, true, "full and " + kv_name(cache::KvSpec::recommended()));
-  app->add_option("--depth", options->depths, "Tokens in the cache before decoding")
-      ->type_name("LIST")
-      ->delimiter(',')
-      ->allow_extra_args(false)
-      ->check(whole(1, kMostTokens))
-      ->default_str("512,4096");
+  add_whole_list(*app, "--depth", options->depths, 1, kMostTokens, "Tokens in the cache before decoding")->default_str("512,4096");
   app->add_option("--steps", options->steps, "Tokens a sample decodes")->type_name("N")->check(whole(1, 100000))->capture_default_str();
   app->add_option("--repeat", options->repeat, "Samples of each setting")->type_name("R")->check(whole(1, 1000))->capture_default_str();
   app->add_option("--chunk", options->chunk, "Prompt tokens processed at a time")

@@ -140,7 +140,7 @@ class Chat {
 
   void load(const std::string& path) {
     require_exists(path);
-    session_ = load_session(path, model_, options_.model.policy(), options_.kv.given() ? &spec_ : nullptr);
+    session_ = load_session(path, model_, options_.model.policy(), options_.kv.given() ? &spec_ : nullptr, options_.model.given_dtype());
     last_.reset();
     note("loaded " + std::to_string(session_.cache.tokens()) + " tokens from " + path);
   }

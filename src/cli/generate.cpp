@@ -91,9 +91,9 @@ int run(const Options& options) {
   const std::string prompt = prompt_text(options);
 
   const model::Transformer model = options.model.load();
-  Session session = options.cache_in.empty()
-                        ? Session{model.make_cache(spec, options.model.full_dtype()), {}}
-                        : load_session(options.cache_in, model, options.model.policy(), options.kv.given() ? &spec : nullptr);
+  Session session = options.cache_in.empty() ? Session{model.make_cache(spec, options.model.full_dtype()), {}}
+                                             : load_session(options.cache_in, model, options.model.policy(),
+                                                            options.kv.given() ? &spec : nullptr, options.model.given_dtype());
   const auto ids = turn_ids(model, format_of(options, model), options.system, prompt, !session.fresh());
   mlx::core::reset_peak_memory();
   const model::Generation generation = answer(options, model, session, ids);
@@ -120,16 +120,20 @@ void add_generate(CLI::App& parent, Commands& commands) {
   options->model.add(*app);
   app->add_option("-p,--prompt", options->prompt, "The prompt; - reads standard input")->type_name("TEXT");
   app->add_option("-f,--prompt-file", options->prompt_file, "Read the prompt from a file (one newline at its end is dropped)")
-      ->type_name("FILE");
+      ->type_name("FILE")
+      ->check(file_name());
   app->add_option("--system", options->system, "System message in front of the prompt")->type_name("TEXT");
   app->add_flag("--raw", options->raw, "Use the prompt as it is, without the model's chat format");
   options->kv.add(*app, false, kv_name(cache::KvSpec::recommended()));
   options->kv.add_halves(*app);
   options->generation.add(*app);
-  app->add_option("--prompt-cache-in", options->cache_in, "Go on from a saved cache; the prompt is the next turn")->type_name("FILE");
+  app->add_option("--prompt-cache-in", options->cache_in, "Go on from a saved cache; the prompt is the next turn")
+      ->type_name("FILE")
+      ->check(file_name());
   app->add_option("--prompt-cache-out", options->cache_out,
                   "Save the cache after the reply, also of one that Ctrl-C cut short or that nobody reads to its end")
-      ->type_name("FILE");
+      ->type_name("FILE")
+      ->check(file_name());
   add_json(*app, options->json);
   commands.push_back({app, [options] { return run(*options); }});
 }

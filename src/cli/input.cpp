@@ -5,6 +5,8 @@
 #include <cerrno>
 #include <cstring>
 #include <filesystem>
+#include <string_view>
+#include <utility>
 
 #include "cli/interrupt.h"
 #include "tersor/base.h"
@@ -12,6 +14,8 @@
 
 namespace tersor::cli {
 namespace {
+
+constexpr size_t kMostInput = size_t{1} << 30;  // as read_file
 
 std::string read_stdin() {
   std::string text;
@@ -23,6 +27,7 @@ std::string read_stdin() {
     if (got < 0) throw Error(std::string("standard input: cannot be read: ") + std::strerror(errno));
     if (got == 0) return text;
     text.append(buffer, static_cast<size_t>(got));
+    if (text.size() > kMostInput) throw Error("standard input: has more than " + human_bytes(kMostInput) + "; give a shorter text");
   }
 }
 
@@ -44,9 +49,24 @@ void require_utf8(const std::string& text, const std::string& place) {
   if (at != std::string::npos) throw Error(place + ": byte " + std::to_string(at) + " is not valid UTF-8; convert the text to UTF-8 first");
 }
 
+namespace {
+
+// Two commas with no id between them, or one at an end.
+void require_no_gaps(const std::string& text, const std::string& place) {
+  bool after_id = false;
+  for (const char c : text + ",") {
+    if (c == ',' && !std::exchange(after_id, false) && text.find(',') != std::string::npos)
+      throw Error(place + ": a token id is missing before or after a comma; give whole numbers separated by commas or spaces");
+    after_id = after_id || std::string_view(", \t\r\n").find(c) == std::string_view::npos;
+  }
+}
+
+}  // namespace
+
 std::vector<int32_t> parse_ids(const std::string& text, const std::string& place) {
   std::vector<int32_t> ids;
   const std::string separators = ", \t\r\n";
+  require_no_gaps(text, place);
   for (size_t at = text.find_first_not_of(separators); at != std::string::npos; at = text.find_first_not_of(separators, at)) {
     const size_t end = std::min(text.find_first_of(separators, at), text.size());
     const std::string word = text.substr(at, end - at);

@@ -68,7 +68,7 @@ void add_inspect(CLI::App& parent, Commands& commands) {
       "Show what a model file holds and what would run here. Only headers are read. Without a model: the machine and its kernels.");
   app->footer("Example: tersor inspect SmolLM2.gguf --tensors");
   auto options = std::make_shared<Options>();
-  app->add_option("model", options->path, "A .gguf file, or a folder with config.json and *.safetensors")->type_name("PATH");
+  app->add_option("-m,--model,model", options->path, "A .gguf file, or a folder with config.json and *.safetensors")->type_name("PATH");
   app->add_flag("--tensors", options->tensors, "List every tensor");
   add_json(*app, options->json);
   commands.push_back({app, [options] { return run(*options); }});

@@ -109,7 +109,7 @@ void add_logits(CLI::App& parent, Commands& commands) {
       ->type_name("N")
       ->check(whole(1, kMostChunk))
       ->capture_default_str();
-  app->add_option("-o,--out", options->out, "Where the array goes")->required()->type_name("FILE.npy|FILE.safetensors");
+  app->add_option("-o,--out", options->out, "Where the array goes")->required()->type_name("FILE.npy|FILE.safetensors")->check(file_name());
   add_json(*app, options->json);
   commands.push_back({app, [options] { return run(*options); }});
 }

@@ -42,6 +42,10 @@ int parse_and_run(int argc, char** argv) {
   bool version = false;
   app.add_flag("--version", version, "Print the versions of the program and of MLX");
   const Commands commands = add_commands(app);
+  app.footer(  // after the commands, which would inherit it
+      "Environment:\n"
+      "  TERSOR_THREADS   threads to compute with (default: one a core)\n"
+      "  TERSOR_SIMD      instruction set to compute with, e.g. AVX2 or AVX512 (default: the best there is)");
   try {
     app.parse(argc, argv);
   } catch (const CLI::CallForHelp&) {

@@ -38,15 +38,40 @@ CLI::Validator real(double low, double high) {
       "");
 }
 
+CLI::Validator file_name() {
+  return CLI::Validator([](std::string& text) -> std::string { return text.empty() ? "must be the name of a file, not empty" : ""; }, "");
+}
+
+CLI::Option* add_whole_list(CLI::App& app, const std::string& name, std::vector<int>& to, int64_t low, int64_t high,
+                            const std::string& description) {
+  // Split here: CLI11's delimiter drops empty items without a word.
+  const auto take = [&to, name, number = whole(low, high)](const std::vector<std::string>& lists) {
+    to.clear();
+    for (const auto& list : lists)
+      for (size_t at = 0; at <= list.size();) {
+        const size_t end = std::min(list.find(',', at), list.size());
+        std::string word = list.substr(at, end - at);
+        if (const std::string fault = number(word); !fault.empty()) throw CLI::ValidationError(name, fault);
+        to.push_back(std::stoi(word));
+        at = end + 1;
+      }
+  };
+  return app.add_option_function<std::vector<std::string>>(name, take, description)->type_name("LIST")->allow_extra_args(false);
+}
+
 void ModelOptions::add(CLI::App& app, bool with_dtype) {
   app.add_option("-m,--model", path, "A .gguf file, or a folder with config.json and *.safetensors")->required()->type_name("PATH");
   app.add_option("--kernels", kernels, "auto: the fastest there is; require: refuse without a fast kernel; forbid: composed MLX operations")
       ->type_name("auto|require|forbid")
       ->capture_default_str();
   if (!with_dtype) return;
-  app.add_option("--dtype", dtype, "What uncompressed caches store: `full`, windows, sinks and skipped layers")
-      ->type_name("f16|bf16|f32")
-      ->capture_default_str();
+  dtype_option = app.add_option("--dtype", dtype, "What uncompressed caches store: `full`, windows, sinks and skipped layers")
+                     ->type_name("f16|bf16|f32")
+                     ->capture_default_str();
+}
+
+std::optional<Dtype> ModelOptions::given_dtype() const {
+  return dtype_option && dtype_option->count() ? std::optional(full_dtype()) : std::nullopt;
 }
 
 void ModelOptions::check() const {
@@ -82,11 +107,7 @@ void KvOptions::add(CLI::App& app, bool several, const std::string& default_text
   if (!several) option->multi_option_policy(CLI::MultiOptionPolicy::Throw)->expected(1);
   app.add_option("--window", window, "Recent tokens kept in full precision")->type_name("N")->check(whole(0, kMostTokens));
   app.add_option("--sinks", sinks, "First tokens kept in full precision")->type_name("N")->check(whole(0, kMostTokens));
-  app.add_option("--skip-layers", skip, "Layers kept in full precision, e.g. 0,1,-1 (negative: from the last)")
-      ->type_name("LIST")
-      ->delimiter(',')
-      ->allow_extra_args(false)
-      ->check(whole(-4096, 4096));
+  add_whole_list(app, "--skip-layers", skip, -4096, 4096, "Layers kept in full precision, e.g. 0,1,-1 (negative: from the last)");
 }
 
 void KvOptions::add_halves(CLI::App& app) {

@@ -15,18 +15,26 @@ namespace tersor::cli {
 /// Validators with a message that states the range; NaN is in none.
 CLI::Validator whole(int64_t low, int64_t high);
 CLI::Validator real(double low, double high);
+/// Refuses an empty file name.
+CLI::Validator file_name();
+/// An option of whole numbers separated by commas, none of them left out; it may be repeated.
+CLI::Option* add_whole_list(CLI::App& app, const std::string& name, std::vector<int>& to, int64_t low, int64_t high,
+                            const std::string& description);
 
 inline constexpr int64_t kMostTokens = 1 << 24;
 inline constexpr int64_t kMostChunk = 1 << 16;
 
 struct ModelOptions {
   std::string path, kernels = "auto", dtype = "f16";
+  CLI::Option* dtype_option = nullptr;
 
   void add(CLI::App& app, bool with_dtype = true);
   /// Throws Error for an unknown value or a path that does not exist; to be called before anything slow.
   void check() const;
   ops::Policy policy() const { return ops::parse_policy(kernels); }
   Dtype full_dtype() const { return parse_dtype(dtype); }
+  /// The same where the command line names it.
+  std::optional<Dtype> given_dtype() const;
   /// Loads the model, with progress on a terminal.
   model::Transformer load() const;
 };

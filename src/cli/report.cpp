@@ -11,6 +11,8 @@ namespace {
 
 bool same(const ops::Choice& a, const ops::Choice& b) { return a.op == b.op && a.problem == b.problem && a.kernel == b.kernel; }
 
+bool full(const cache::LayerReport& layer) { return layer.keys.starts_with("full") && layer.values.starts_with("full"); }
+
 bool as_requested(const cache::LayerReport& layer) { return layer.keys == layer.keys_requested && layer.values == layer.values_requested; }
 
 double ratio(uint64_t full, uint64_t bytes) { return bytes ? static_cast<double>(full) / static_cast<double>(bytes) : 0; }
@@ -64,16 +66,32 @@ std::vector<ops::Choice> distinct(std::vector<ops::Choice> choices) {
 }
 
 std::string against_full(uint64_t bytes, uint64_t bytes_full) {
-  return human_bytes(bytes) + " measured, " + human_bytes(bytes_full) + " in full precision (" + fixed(ratio(bytes_full, bytes), 2) + "x)";
+  const std::string relation =
+      bytes > bytes_full ? "larger than full: blocks and windows are not filled yet" : fixed(ratio(bytes_full, bytes), 2) + "x";
+  return human_bytes(bytes) + " measured, " + human_bytes(bytes_full) + " in full precision (" + relation + ")";
 }
 
 std::string layer_summary(std::span<const cache::LayerReport> layers) {
-  const auto exact = std::count_if(layers.begin(), layers.end(), as_requested);
-  std::string text = std::to_string(exact) + " of " + std::to_string(layers.size()) + " as requested";
-  const auto other = std::find_if_not(layers.begin(), layers.end(), as_requested);
-  if (other != layers.end())
-    text += "; layer " + std::to_string(other->layer) + " keeps " + other->keys + " / " + other->values + ": " + other->reason;
-  return text;
+  size_t compressed = 0, whole = 0;
+  std::string kept, other;
+  size_t kept_count = 0;
+  for (const auto& layer : layers) {
+    const std::string index = std::to_string(layer.layer);
+    if (as_requested(layer))
+      ++(full(layer) ? whole : compressed);
+    else if (full(layer) && layer.reason == "skipped by request")
+      kept += (kept_count++ ? ", " : "") + index;
+    else
+      other += "; layer " + index + " keeps " + layer.keys + " / " + layer.values + ": " + layer.reason;
+  }
+  std::string text;
+  const auto part = [&](size_t count, const std::string& words) {
+    if (count) text += (text.empty() ? "" : ", ") + std::to_string(count) + words;
+  };
+  part(compressed, " compressed");
+  part(whole, " in full precision");
+  part(kept_count, " in full precision by request (" + kept + ")");
+  return text + other;
 }
 
 std::string generation_report(const model::Generation& generation, const cache::KvCache& cache, const Memory& memory) {
@@ -81,8 +99,8 @@ std::string generation_report(const model::Generation& generation, const cache::
   return "prompt " + std::to_string(generation.prompt_tokens) + " tokens at " + fixed(generation.prefill_tok_s(), 1) +
          " tok/s; generated " + std::to_string(generation.tokens.size()) + " at " + fixed(generation.decode_tok_s(), 1) + " tok/s (" +
          generation.stop_reason + ")\n" + "cache " + kv_name(cache.spec()) + ", " + std::to_string(cache.tokens()) +
-         " tokens: " + against_full(cache.bytes(), cache.bytes_full()) + "\n" + "layers: " + layer_summary(layers) + "; memory peak " +
-         human_bytes(memory.peak);
+         " tokens: " + against_full(cache.bytes(), cache.bytes_full()) + "\n" + "layers: " + layer_summary(layers) +
+         "; MLX allocator peak " + human_bytes(memory.peak);
 }
 
 }  // namespace tersor::cli

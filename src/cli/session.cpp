@@ -66,12 +66,16 @@ void save_session(const Session& session, const std::string& path, const model::
   session.cache.save(path, model.identity(), {{kPendingKey, join_ids(session.pending)}});
 }
 
-Session load_session(const std::string& path, const model::Transformer& model, ops::Policy policy, const cache::KvSpec* required) {
+Session load_session(const std::string& path, const model::Transformer& model, ops::Policy policy, const cache::KvSpec* required,
+                     std::optional<Dtype> dtype) {
   cache::KvCache::Loaded loaded = cache::KvCache::load(path, model.identity(), policy);
   Session session{std::move(loaded.cache), {}};
   if (required && kv_name(*required) != kv_name(session.cache.spec()))
     throw Error(path + ": holds a cache of " + kv_name(session.cache.spec()) + ", not " + kv_name(*required) +
                 "; leave the --kv options out");
+  if (dtype && *dtype != session.cache.full_dtype())
+    throw Error(path + ": holds a cache with --dtype " + std::string(name_of(session.cache.full_dtype())) + ", not " +
+                std::string(name_of(*dtype)) + "; leave --dtype out");
   const auto found = loaded.extra.find(kPendingKey);
   if (found != loaded.extra.end() && !found->second.empty()) session.pending = parse_ids(found->second, path);
   require_in_vocabulary(session.pending, model.config().vocab);

@@ -28,7 +28,8 @@ std::vector<int32_t> turn_ids(const model::Transformer& model, text::ChatFormat 
 model::Generation reply(const model::Transformer& model, Session& session, const std::vector<int32_t>& ids, model::GenerateOptions options);
 
 void save_session(const Session& session, const std::string& path, const model::Transformer& model);
-/// Throws Error when the file is not a cache of this model, or when `required` asks for another codec.
-Session load_session(const std::string& path, const model::Transformer& model, ops::Policy policy, const cache::KvSpec* required);
+/// Throws Error when the file is not a cache of this model, or when `required` or `dtype` asks for another one.
+Session load_session(const std::string& path, const model::Transformer& model, ops::Policy policy, const cache::KvSpec* required,
+                     std::optional<Dtype> dtype);
 
 }  // namespace tersor::cli

@@ -85,7 +85,13 @@ def test_no_command_lists_the_commands(tersor):
         (["codec", "roundtrip", "--kv", "full", "--role", "both", "--in", "x", "--out", "y"], ["both", "keys or values"]),
         (["bench", "attention", "--heads", "9", "--kv-heads", "2"], ["--heads 9", "multiple"]),
         (["bench", "attention", "--depth", "0"], ["--depth", "whole number from 1"]),
+        (["bench", "attention", "--depth", "16,"], ["--depth", "whole number from 1"]),
+        (["bench", "attention", "--skip-layers", "0"], ["--skip-layers"]),
+        (["codec", "roundtrip", "--kv", "full", "--in", "x", "--out", ""], ["--out", "not empty"]),
+        (["codec", "roundtrip", "--kv", "full", "--in", "x", "--out", "y.txt"], ["y.txt", ".npy"]),
+        (["tokenize", "--model", "/dev/null"], ["/dev/null"]),
         (["inspect", "nowhere.gguf"], ["nowhere.gguf"]),
+        (["inspect", "--model", "nowhere.gguf"], ["nowhere.gguf"]),
     ],
 )
 def test_bad_usage(refused, arguments, words):
@@ -116,6 +122,10 @@ def test_bad_usage(refused, arguments, words):
         (["--prompt-cache-in", "/nowhere/c.safetensors"], ["/nowhere"]),
         (["--raw", "--system", "Be kind."], ["--system", "--raw"]),
         (["--prompt-file", "/nowhere/p.txt"], ["exclude"]),
+        (["--prompt-cache-out", ""], ["--prompt-cache-out", "not empty"]),
+        (["--top-p", "0"], ["top-p is 0: "]),
+        (["--kv", "full:fp8"], ["fp16, bf16 or fp32"]),
+        (["--skip-layers", "0,,1"], ["--skip-layers"]),
     ],
 )
 def test_bad_generate_options(refused, smollm2, arguments, words):
@@ -144,6 +154,36 @@ def test_bad_model_files(refused, tmp_path):
         path.write_bytes(content)
         assert name in refused("generate", "--model", path, "--prompt", "x")
         assert name in refused("inspect", path)
+
+
+def test_a_damaged_tokenizer_is_named(tersor, refused, smollm2, tmp_path):
+    path = tmp_path / "damaged.gguf"
+    content = pathlib.Path(smollm2).read_bytes()
+    token = len("Ġwhich".encode()).to_bytes(8, "little") + "Ġwhich".encode()
+    assert content.count(token) == 1
+    path.write_bytes(content.replace(token, token[:-1] + b"~"))
+    words = ["damaged.gguf: tokenizer: merge ", "the file is damaged, fetch it again"]
+    for command in (["generate", "--prompt", "x"], ["tokenize"]):
+        line = refused(*command, "--model", path)
+        assert all(word in line for word in words), line
+    text = tersor("inspect", path).stdout
+    assert "no: " in text and all(word in text for word in words)
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/zero"), reason="no /dev/zero")
+def test_endless_input_is_an_error(refused, smollm2):
+    assert "1.0 GiB" in refused("generate", "--model", smollm2, "--prompt-file", "/dev/zero")
+
+
+def test_environment_is_explained(tersor):
+    text = tersor("--help").stdout
+    assert "TERSOR_THREADS" in text and "TERSOR_SIMD" in text
+    assert "TERSOR" not in tersor("bench", "--help").stdout
+
+
+def test_avx512_is_another_name_of_avx3(tersor):
+    names = [tersor("codec", "list", code=None, env={"TERSOR_SIMD": name}) for name in ("AVX3", "avx512")]
+    assert names[0].code == names[1].code
 
 
 def test_bad_environment(refused):
@@ -179,7 +219,8 @@ def test_generate_json(greedy):
 def test_text_and_json_agree(tersor, smollm2, greedy):
     done = tersor("generate", "--model", smollm2, *GREEDY)
     assert done.stdout == greedy["text"] + "\n"
-    assert f"prompt {greedy['prompt_tokens']} tokens" in done.stderr and "30 of 30 as requested" in done.stderr
+    assert f"prompt {greedy['prompt_tokens']} tokens" in done.stderr and "layers: 30 compressed; MLX allocator peak" in done.stderr
+    assert "(larger than full: " in done.stderr
     assert "\r" not in done.stderr and "\033" not in done.stderr
 
 
@@ -221,6 +262,8 @@ def test_prompt_cache_goes_on(json_of, refused, smollm2, tmp_path):
     assert second["kv"]["tokens"] == first["kv"]["tokens"] + second["prompt_tokens"] + second["generated_tokens"]
     line = refused("generate", "--model", smollm2, *GREEDY, "--prompt-cache-in", file, "--kv", "affine:4")
     assert "affine:4" in line
+    line = refused("generate", "--model", smollm2, *GREEDY, "--prompt-cache-in", file, "--dtype", "f32")
+    assert "--dtype f16, not f32" in line
     broken = tmp_path / "broken.safetensors"
     broken.write_bytes(file.read_bytes()[:1000])
     assert "broken.safetensors" in refused("generate", "--model", smollm2, *GREEDY, "--prompt-cache-in", broken)
@@ -251,7 +294,10 @@ def test_eval(tersor, json_of, smollm2):
     two = json_of(*arguments, "--kv", "affine:8", "--kv", "turboquant:2")
     assert len(two["results"]) == 2 and "perplexity" not in two
     assert two["results"][0]["kl_mean"] < two["results"][1]["kl_mean"]
-    assert tersor(*arguments, "--kv", "turboquant:2", "--check", code=1).stdout.count("\n") == 2
+    assert one["policy_limits"]["kl_max"] == 0.001 and one["failed"] == [] and "kl_max" in two["results"][1]["failed"]
+    table = tersor(*arguments, "--kv", "turboquant:2", "--check", code=1).stdout.splitlines()
+    assert len(table) == 3 and table[2].startswith("strict: ") and "turboquant:2 fails top-1, KL max" in table[2]
+    assert "KL max <= 0.001" in " ".join(tersor("eval", "--help").stdout.split())
 
 
 def test_bad_eval(refused, smollm2, tmp_path):
@@ -310,8 +356,30 @@ def test_codec_roundtrip(json_of, tmp_path, dtype, kv, low, high):
     y = np.load(tmp_path / "y.npy")
     assert y.shape == x.shape and y.dtype == np.float32
     error = float(((x - y.astype(np.float64)) ** 2).sum() / (x.astype(np.float64) ** 2).sum())
-    assert low <= error <= high and result["relative_error"] == pytest.approx(error, rel=1e-2, abs=1e-9)
-    assert result["vectors"] == 15
+    assert low <= error <= high and result["relative_mse"] == pytest.approx(error, rel=1e-2, abs=1e-9)
+    assert result["relative_error"] == pytest.approx(result["relative_mse"] ** 0.5)
+    assert result["exact"] or result["snr_db"] == pytest.approx(-10 * np.log10(result["relative_mse"]))
+    assert result["vectors"] == 15 and result["odd_numbers"] == 0
+
+
+def test_codec_roundtrip_leaves_odd_numbers_out(tersor, json_of, refused, tmp_path):
+    x = np.random.default_rng(1).standard_normal((4, 64)).astype(np.float32)
+    files = ["--in", tmp_path / "x.npy", "--out", tmp_path / "y.npy"]
+    arguments = ["codec", "roundtrip", "--kv", "affine:4", *files]
+    np.save(tmp_path / "x.npy", x[:2])
+    clean = json_of(*arguments)
+    x[2, 3], x[3, 0], x[3, 1] = np.nan, np.inf, 1e5
+    np.save(tmp_path / "x.npy", x)
+    result = json_of(*arguments)
+    assert (result["odd_numbers"], result["odd_vectors"], result["vectors"]) == (3, 2, 4)
+    assert all(result[name] == clean[name] for name in ("relative_error", "relative_mse", "snr_db"))
+    done = tersor(*arguments)
+    assert done.stderr.startswith("3 numbers are NaN") and done.stderr.count("\n") == 1 and "SNR" in done.stdout
+    np.save(tmp_path / "x.npy", x[2:])
+    assert "nothing can be measured" in refused(*arguments)
+    os.remove(tmp_path / "y.npy")
+    os.symlink(tmp_path / "x.npy", tmp_path / "y.npy")
+    assert "--in" in refused(*arguments)
 
 
 def test_bad_arrays(refused, tmp_path):
@@ -349,6 +417,8 @@ def test_logits(json_of, smollm2, tmp_path):
     [
         (["--tokens", "1,x"], ['"x"', "token id"]),
         (["--tokens", "1,-2"], ['"-2"']),
+        (["--tokens", "1,,2"], ["missing"]),
+        (["--tokens", "1,2,"], ["missing"]),
         (["--tokens", "49152"], ["49152", "vocabulary"]),
         ([], ["--tokens"]),
     ],
