@@ -189,23 +189,39 @@ void DecodeCodes(const codec::Layout& layout, const uint8_t* block, const float*
     DecodeValues<kBits, Map>(layout, block, scales, tile);
 }
 
-// `full`: converts whole blocks. Returns whether all numbers are finite (values).
+// `full` keys: rows of kBlock tokens. Small blocks need short vectors, or each number would be converted by itself.
+template <Dtype kType, size_t kBlock>
+void DecodeFullKeys(const codec::Layout& layout, const uint8_t* blocks, int tokens, float* tile) {
+  const hn::CappedTag<float, kBlock> d;
+  for (int first = 0; first < tokens; first += static_cast<int>(kBlock), blocks += layout.block_bytes)
+    for (int row = 0; row < layout.padded_dim; ++row)
+      for (size_t i = 0; i < kBlock; i += hn::Lanes(d))
+        hn::StoreU(LoadAsFloat<kType>(d, blocks, static_cast<size_t>(row) * kBlock + i), d, tile + row * kTileTokens + first + i);
+}
+
+// `full` values: rows are whole vectors of dims. Returns whether all numbers are finite.
+template <Dtype kType>
+bool DecodeFullValues(const codec::Layout& layout, const uint8_t* blocks, int tokens, float* tile) {
+  const size_t row = layout.padded_dim;
+  VF odd = hn::Zero(F());
+  for (int first = 0; first < tokens; first += layout.block_tokens, blocks += layout.block_bytes)
+    for (size_t i = 0; i < row * layout.block_tokens; i += hn::Lanes(F())) {
+      const VF numbers = LoadAsFloat<kType>(F(), blocks, i);
+      odd = hn::MulAdd(numbers, hn::Zero(F()), odd);
+      hn::StoreU(numbers, F(), tile + first * row + i);
+    }
+  return hn::AllTrue(F(), hn::Eq(odd, hn::Zero(F())));
+}
+
 template <Dtype kType>
 bool DecodeFull(const codec::Layout& layout, const uint8_t* blocks, int tokens, float* tile) {
-  const bool keys = layout.role == codec::Role::keys;
-  const size_t row = keys ? layout.block_tokens : layout.padded_dim;  // numbers in one stored row
-  const size_t rows = keys ? layout.padded_dim : layout.block_tokens;
-  const size_t ld = keys ? kTileTokens : layout.padded_dim;
-  VF odd = hn::Zero(F());
-  for (int first = 0; first < tokens; first += layout.block_tokens, blocks += layout.block_bytes) {
-    float* to = keys ? tile + first : tile + first * ld;
-    for (size_t r = 0; r < rows; ++r, to += ld) {
-      RowToFloat<kType>(blocks + r * row * size_of(kType), to, row);
-      if (keys) continue;  // only values are asked
-      for (size_t i = 0; i < row; i += hn::Lanes(F())) odd = hn::MulAdd(hn::LoadU(F(), to + i), hn::Zero(F()), odd);
-    }
+  if (layout.role == codec::Role::values) return DecodeFullValues<kType>(layout, blocks, tokens, tile);
+  switch (layout.block_tokens) {
+    case 4: DecodeFullKeys<kType, 4>(layout, blocks, tokens, tile); break;
+    case 8: DecodeFullKeys<kType, 8>(layout, blocks, tokens, tile); break;
+    default: DecodeFullKeys<kType, 16>(layout, blocks, tokens, tile); break;
   }
-  return hn::AllTrue(F(), hn::Eq(odd, hn::Zero(F())));
+  return true;  // only values are asked
 }
 
 }  // namespace tile_decode
