@@ -52,7 +52,7 @@ std::string describe_content(std::span<const std::byte> bytes) {
   if (text.starts_with("fugg")) return "a GGUF file in the wrong byte order; convert it to little-endian";
   if (is_safetensors(bytes)) return "a safetensors file; give the folder that holds it and config.json";
   if (text.starts_with("{")) return "JSON; give the folder with config.json and *.safetensors";
-  return "nothing known (it begins with bytes " + hex(bytes.first(std::min<size_t>(bytes.size(), 4))) + ")";
+  return "none of the known formats (it begins with bytes " + hex(bytes.first(std::min<size_t>(bytes.size(), 4))) + ")";
 }
 
 std::string printable(std::string_view text, size_t limit) {

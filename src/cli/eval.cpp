@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <cstdio>
 #include <memory>
 
 #include "cli/command.h"
@@ -30,8 +31,10 @@ Json policy_limits() {
 
 std::string policy_text() {
   using model::Fidelity;
-  return std::string(kPolicy) + ": top-1 100 %, KL max <= " + brief(Fidelity::kStrictKlMax) +
-         ", logit mean <= " + brief(Fidelity::kStrictLogitErrorMean) + ", logit max <= " + brief(Fidelity::kStrictLogitErrorMax);
+  char text[128];
+  std::snprintf(text, sizeof text, "%s: top-1 100 %%, KL max <= %g, logit mean <= %g, logit max <= %g", kPolicy, Fidelity::kStrictKlMax,
+                Fidelity::kStrictLogitErrorMean, Fidelity::kStrictLogitErrorMax);
+  return text;
 }
 
 // A field of Fidelity as the table calls it.
@@ -139,7 +142,7 @@ void add_eval(CLI::App& parent, Commands& commands) {
       "eval",
       "Measure what a compressed cache changes on a text. The same tokens run with a full-precision cache and with each codec, and the "
       "logits at every position are compared: perplexity, KL divergence, agreement of the likeliest token, logit error.");
-  app->footer("The policy " + policy_text() +
+  app->footer("Policy " + policy_text() +
               ".\n\nExample: tersor eval --model SmolLM2.gguf --text book.txt --tokens 2000 --kv affine:8 --kv turboquant:4");
   auto options = std::make_shared<Options>();
   options->model.add(*app);

@@ -126,10 +126,10 @@ TEST(Fidelity, StrictPolicyLooksAtTheWorstPosition) {
   for (auto worse : {&Fidelity::kl_max, &Fidelity::logit_error_mean, &Fidelity::logit_error_max}) {
     Fidelity g = f;
     g.*worse *= 1.01;
-    EXPECT_FALSE(g.strict_passed());
+    EXPECT_EQ(g.strict_failed().size(), 1u);
   }
   f.top1_agreement = 0.999;
-  EXPECT_FALSE(f.strict_passed());
+  EXPECT_EQ(f.strict_failed(), std::vector<std::string>{"top1_agreement"});
 }
 
 }  // namespace

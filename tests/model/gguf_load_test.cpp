@@ -225,7 +225,20 @@ TEST_F(GgufLoad, InspectShowsWhatCannotRun) {
   EXPECT_EQ(inspection.facts.back().first, "runs");
   EXPECT_THAT(inspection.facts.back().second, HasSubstr("no: "));
   EXPECT_THAT(inspection.facts.back().second, HasSubstr("gemma3"));
-  EXPECT_EQ(inspect(folder_.write("model.gguf", tiny_llama().bytes())).facts.back().second, "yes");
+}
+
+TEST_F(GgufLoad, TokenizersWhosePartsDoNotFitAreNamedWithTheirFile) {
+  GgufFile file = tiny_llama();
+  file.set("tokenizer.ggml.merges", value_strings({}));
+  EXPECT_EQ(inspect(folder_.write("model.gguf", file.bytes())).facts.back().second, "yes");
+  const auto path = folder_.write("model.gguf", tiny_llama().bytes());  // its merge is of tokens that it lacks
+  const std::string words = path.string() + ": tokenizer: merge 0";
+  EXPECT_THAT(inspect(path).facts.back().second, testing::AllOf(HasSubstr("no: " + words), HasSubstr("fetch it again")));
+  ModelData data = load(path);
+  try {
+    take_tokenizer(data);
+    FAIL() << "not refused";
+  } catch (const Error& error) { EXPECT_THAT(error.what(), testing::StartsWith(words)); }
 }
 
 TEST(GgufTypes, QuantisedBlocksBecomeAffine) {
