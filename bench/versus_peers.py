@@ -133,11 +133,15 @@ def main():
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--kv", action="append", help="settings of tersor's cache (default: full, turboquant:4, recommended)")
     parser.add_argument("--mlx-steps", type=int, default=4, help="steps of mlx_lm a round (it takes 0.2 s a token here)")
+    parser.add_argument("--peers", default="mlx_lm,llama.cpp", help="which peers take part (default: %(default)s)")
     parser.add_argument("--out")
     options = parser.parse_args()
     settings = options.kv or ["full", "turboquant:4", "recommended"]
-    arms = [tersor_arms(options.model, options.depth, options.steps, settings), mlx_lm_arm(options.model, options.depth, options.mlx_steps)]
-    if llama := llama_cpp_arms(options.model, options.depth, options.steps):
+    arms = [tersor_arms(options.model, options.depth, options.steps, settings)]
+    if "mlx_lm" in options.peers:
+        arms.append(mlx_lm_arm(options.model, options.depth, options.mlx_steps))
+    llama = llama_cpp_arms(options.model, options.depth, options.steps) if "llama.cpp" in options.peers else None
+    if llama:
         arms.append(llama)
     rounds = []
     for turn in range(options.rounds):
