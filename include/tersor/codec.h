@@ -55,6 +55,10 @@ class Codec {
 
   /// turboquant: the 2^bits levels for coordinates scaled to unit variance, rising; empty otherwise.
   std::span<const float> levels() const { return levels_; }
+  /// turboquant: the levels as odd integers (codec/books.h): levels()[i] = grid()[i] * grid_step(). At most 255 in magnitude up to
+  /// 4 bits a code, 1023 above.
+  std::span<const int16_t> grid() const { return grid_; }
+  float grid_step() const { return grid_step_; }
   /// turboquant: the 2^bits - 1 midpoints between levels.
   std::span<const float> thresholds() const { return thresholds_; }
   /// The orthogonal map applied before encoding (identity unless turboquant).
@@ -80,6 +84,8 @@ class Codec {
   int dim_ = 0;
   Dtype dtype_ = Dtype::f16;
   std::vector<float> levels_, thresholds_;
+  std::vector<int16_t> grid_;
+  float grid_step_ = 0;
   std::shared_ptr<const class Rotation> rotation_;
 };
 

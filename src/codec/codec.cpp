@@ -45,10 +45,13 @@ std::shared_ptr<const Codec> Codec::make(const Spec& spec, Role role, int dim, D
     throw Error("codec " + spec.str() + " does not fit head size " + std::to_string(dim) + ": turboquant takes sizes " +
                 Rotation::supported_sizes() + "; affine and full take any size");
   codec->rotation_ = std::make_shared<Rotation>(dim, spec.rounds, spec.seed);
-  const Book& book = lloyd_max_book(dim, spec.bits);
-  for (const double level : book.levels) codec->levels_.push_back(static_cast<float>(level));
-  for (size_t i = 1; i < book.levels.size(); ++i)
-    codec->thresholds_.push_back(static_cast<float>((book.levels[i - 1] + book.levels[i]) / 2));
+  const GridBook& book = grid_book(dim, spec.bits);
+  codec->grid_ = book.grid;
+  codec->grid_step_ = static_cast<float>(book.step);
+  for (size_t i = 0; i < book.grid.size(); ++i) {
+    codec->levels_.push_back(static_cast<float>(book.grid[i] * book.step));
+    if (i > 0) codec->thresholds_.push_back(static_cast<float>((book.grid[i - 1] + book.grid[i]) / 2 * book.step));
+  }
   return codec;
 }
 

@@ -69,6 +69,26 @@ TEST(Books, LevelsAreCentroids) {
     }
 }
 
+// What the integer grid costs: at most .1 % of the distortion up to 4 bits, 1 % at 6.
+TEST(Books, GridBooksAreOddSymmetricAndNearlyAsGood) {
+  for (const int dim : {16, 64, 80, 128, 256, 1024})
+    for (int bits = 1; bits <= 6; ++bits) {
+      SCOPED_TRACE(testing::Message() << "dim " << dim << " bits " << bits);
+      const GridBook& book = grid_book(dim, bits);
+      const Book& free = lloyd_max_book(dim, bits);
+      ASSERT_EQ(book.grid.size(), size_t{1} << bits);
+      for (size_t i = 0; i < book.grid.size(); ++i) {
+        EXPECT_EQ(book.grid[i] & 1, 1);
+        EXPECT_LE(std::abs(book.grid[i]), grid_max(bits));
+        EXPECT_EQ(book.grid[book.grid.size() - 1 - i], -book.grid[i]);
+        if (i > 0) EXPECT_LT(book.grid[i - 1], book.grid[i]);
+        EXPECT_NEAR(book.grid[i] * book.step, free.levels[i], 1.01 * book.step + 0.01 * std::abs(free.levels[i]));
+      }
+      EXPECT_LE(book.distortion, free.distortion * (bits <= 4 ? 1.001 : 1.01));
+      EXPECT_GE(book.distortion, free.distortion * (1 - 1e-9));
+    }
+}
+
 TEST(Books, ManyThreadsGetTheSameBook) {
   std::vector<std::thread> threads;
   std::vector<const Book*> books(8);
