@@ -7,7 +7,7 @@
 
 namespace tersor::kernels {
 
-/// Highway's names of the targets that are compiled in and that this machine can run, best first ("AVX3", "AVX2", "SSE4", ...).
+/// Highway's names of the targets that are compiled in and that this machine can run, best first ("AVX3_DL", "AVX3", "AVX2", "SSE4", ...).
 std::vector<std::string> available_simd_targets();
 
 /// The target that dispatched kernels run with now.
