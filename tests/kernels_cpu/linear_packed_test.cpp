@@ -1,0 +1,162 @@
+// The packed integer kernels against plain sums in double, on every SIMD target of this machine.
+#include "kernels/cpu/linear_packed.h"
+
+#include <cstring>
+
+#include "kernels/cpu/dequantize.h"
+#include "kernels_cpu/linear_cases.h"
+
+namespace tersor::kernels {
+namespace {
+
+// A packed copy of a matrix. Exactly as many bytes as the layout states, for the address sanitizer.
+struct Packed {
+  PackedMatrix matrix;
+  Aligned memory;
+  explicit Packed(const LinearMatrix& m) : matrix(packed_shape(m)), memory(matrix.bytes() / sizeof(float)) {
+    auto* bytes = reinterpret_cast<uint8_t*>(memory.memory);
+    for (size_t p = 0; p < matrix.panels(); ++p) pack_panel(m, p, bytes + p * matrix.panel_bytes());
+    matrix.data = bytes;
+  }
+};
+
+std::vector<float> multiply(const PackedMatrix& m, const Numbers& x, size_t rows, size_t panel, size_t panels) {
+  Aligned prepared(rows * packed_prepared_bytes(m) / sizeof(float));
+  packed_prepare(m, x.type, x.bytes.get(), rows, prepared.memory);
+  const size_t ldo = panels * kPackedRows;
+  Aligned out(rows * ldo);
+  packed_multiply(m, prepared.memory, rows, panel, panels, out.memory, ldo);
+  return {out.memory, out.memory + rows * ldo};
+}
+
+// What a result may be off by: the rounding of x to integers (half a step of its group, linear_packed.h), and in + 8 float roundings.
+double tolerance(const Weights& w, const Numbers& x, size_t row, size_t weight_row) {
+  const size_t in = w.matrix.in, group = static_cast<size_t>(w.matrix.group);
+  double sum = 0;
+  for (size_t begin = 0; begin < in; begin += group) {
+    double most = 0, codes = 0, magnitude = 0;
+    for (size_t k = begin; k < begin + group; ++k) {
+      const double v = std::abs(x.values[row * in + k]), term = w.terms[weight_row * in + k];
+      most = std::max(most, v), codes += term, magnitude += term * v;
+    }
+    sum += 1.001 * most / 65278 * codes + static_cast<double>(in + 8) * kEpsilon * magnitude;
+  }
+  return sum + 1e-37;
+}
+
+void check(const Weights& w, const Packed& packed, const Numbers& x, size_t rows) {
+  const size_t in = w.matrix.in, panels = packed.matrix.panels(), ldo = panels * kPackedRows;
+  const auto got = multiply(packed.matrix, x, rows, 0, panels);
+  for (size_t r = 0; r < rows; ++r) {
+    for (size_t o = 0; o < ldo; ++o) {
+      double sum = 0;
+      for (size_t k = 0; k < in && o < w.matrix.out; ++k) sum += w.worth[o * in + k] * x.values[r * in + k];
+      ASSERT_NEAR(got[r * ldo + o], sum, o < w.matrix.out ? tolerance(w, x, r, o) : 0) << "x row " << r << " of " << rows << ", weight row " << o;
+    }
+  }
+}
+
+using LinearPacked = LinearKernel;
+
+TEST_F(LinearPacked, KeepsEveryCodeScaleAndBias) {
+  unsigned seed = 100;
+  for (const int bits : {2, 3, 4, 5, 6, 8})
+    for (const int group : {32, 64, 128}) {
+      ++seed;
+      const Weights w(bits, group, 37, 3 * static_cast<size_t>(group), kTypes[seed % 3], seed);
+      const Packed packed(w.matrix);
+      std::vector<float> row(w.matrix.in), expected(w.matrix.in);
+      for (size_t r = 0; r < w.matrix.out; ++r) {
+        unpack_row(packed.matrix, r, row.data());
+        dequantize_row(w.matrix, r, expected.data());
+        ASSERT_EQ(row, expected) << bits << " bits, group " << group << ", row " << r;
+      }
+    }
+}
+
+TEST_F(LinearPacked, EveryWidthGroupAndRowCountEqualsTheDoubleReference) {
+  unsigned seed = 1;
+  for (const int bits : {2, 3, 4, 5, 6, 8}) {
+    for (const int group : {32, 64, 128}) {
+      SCOPED_TRACE("bits " + std::to_string(bits) + " group " + std::to_string(group));
+      for (const size_t groups : {1, 3, 4}) {
+        ++seed;
+        const Weights w(bits, group, 39, groups * static_cast<size_t>(group), kTypes[seed % 3], seed);
+        const Packed packed(w.matrix);
+        std::mt19937 rng(seed);
+        const Numbers x(kTypes[(seed + 1) % 3], random_floats(rng, 19 * w.matrix.in, 1.0f));
+        on_every_target([&] {
+          for (const size_t rows : {1, 2, 3, 4, 5, 6, 7, 8, 12, 19}) check(w, packed, x, rows);
+        });
+        if (HasFatalFailure()) return;
+      }
+    }
+  }
+}
+
+// The integers are the same on every target, so results differ by float rounding alone.
+TEST_F(LinearPacked, TargetsAgreeToFloatRounding) {
+  const Weights w(4, 32, 32, 1024, Dtype::f16, 7);
+  const Packed packed(w.matrix);
+  std::mt19937 rng(8);
+  const Numbers x(Dtype::f32, random_floats(rng, 1024, 1.0f));
+  std::vector<std::vector<float>> results;
+  on_every_target([&] { results.push_back(multiply(packed.matrix, x, 1, 0, 2)); });
+  double size = 0;
+  for (const float v : results[0]) size = std::max<double>(size, std::abs(v));
+  for (const auto& other : results)
+    for (size_t i = 0; i < other.size(); ++i) EXPECT_NEAR(other[i], results[0][i], 20 * kEpsilon * size);
+}
+
+TEST_F(LinearPacked, PanelsCanBeTakenAlone) {
+  const Weights w(4, 64, 64, 128, Dtype::bf16, 3);
+  const Packed packed(w.matrix);
+  std::mt19937 rng(4);
+  const Numbers x(Dtype::f32, random_floats(rng, 3 * 128, 1.0f));
+  on_every_target([&] {
+    const auto all = multiply(packed.matrix, x, 3, 0, 4), part = multiply(packed.matrix, x, 3, 1, 2);
+    for (size_t r = 0; r < 3; ++r)
+      for (size_t i = 0; i < 32; ++i) ASSERT_EQ(part[r * 32 + i], all[r * 64 + 16 + i]);
+  });
+}
+
+TEST_F(LinearPacked, ExtremeActivations) {
+  const Weights w(8, 32, 16, 96, Dtype::f32, 5);
+  const Packed packed(w.matrix);
+  constexpr float kInf = std::numeric_limits<float>::infinity(), kNan = std::numeric_limits<float>::quiet_NaN();
+  std::mt19937 rng(6);
+  on_every_target([&] {
+    check(w, packed, Numbers(Dtype::f32, std::vector<float>(96, 0.0f)), 1);
+    check(w, packed, Numbers(Dtype::f32, random_floats(rng, 96, 1e-41f)), 1);
+    check(w, packed, Numbers(Dtype::f32, random_floats(rng, 96, 1e30f)), 1);
+    auto outlier = random_floats(rng, 96, 1.0f);
+    outlier[40] = 1e4f;
+    check(w, packed, Numbers(Dtype::f32, outlier), 1);
+    for (const float bad : {kInf, -kInf, kNan}) {
+      auto x = random_floats(rng, 2 * 96, 1.0f);
+      x[33] = bad;
+      const auto got = multiply(packed.matrix, Numbers(Dtype::f32, x), 2, 0, 1);
+      for (size_t i = 0; i < 16; ++i) {
+        EXPECT_TRUE(std::isnan(got[i]));
+        EXPECT_TRUE(std::isfinite(got[16 + i]));
+      }
+    }
+  });
+}
+
+// The largest sums there are: every code and every activation at its top, the longest group.
+TEST_F(LinearPacked, IntegerSumsDoNotOverflow) {
+  Weights w(8, 128, 16, 256, Dtype::f32, 9);
+  std::fill(w.words.begin(), w.words.end(), 0xFFFFFFFFu);
+  for (size_t i = 0; i < w.worth.size(); ++i) {
+    const double scale = w.scales->values[i / 128], bias = w.biases->values[i / 128];
+    w.worth[i] = scale * 255 + bias, w.terms[i] = std::abs(scale) * 255 + std::abs(bias);
+  }
+  const Packed packed(w.matrix);
+  on_every_target([&] {
+    for (const float sign : {1.0f, -1.0f}) check(w, packed, Numbers(Dtype::f32, std::vector<float>(8 * 256, sign * 3.7f)), 8);
+  });
+}
+
+}  // namespace
+}  // namespace tersor::kernels
