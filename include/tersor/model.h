@@ -73,7 +73,8 @@ Inspection inspect(const std::filesystem::path& path);
 /// The model ready to run. Activations are float32 on the CPU.
 class Transformer {
  public:
-  Transformer(ModelData data, ops::Policy policy);
+  /// Policy forbid and dense weights always compute exactly.
+  Transformer(ModelData data, ops::Policy policy, ops::Precision precision = ops::Precision::int16);
   ~Transformer();
   Transformer(Transformer&&) noexcept;
 

@@ -7,6 +7,7 @@
 #include <mlx/array.h>
 #include <mlx/utils.h>
 
+#include <memory>
 #include <optional>
 #include <span>
 #include <string>
@@ -37,6 +38,12 @@ Choice choose(std::string_view op, std::string_view variant, mx::Dtype dtype, in
 /// Every row of the kernel table for this machine, for `tersor inspect`.
 std::vector<Choice> kernel_table();
 
+/// How linear layers with quantised weights multiply. exact: codes become floats. int16: sums of products are integer; activations
+/// become 16-bit integers with one scale per weight group, a rounding of at most 1/65278 of the group's largest magnitude.
+enum class Precision { int16, exact };
+Precision parse_precision(std::string_view text);  // int16 | exact
+std::string_view name_of(Precision precision);
+
 /// A weight matrix [out, in] of a linear layer: dense (f32, f16, bf16), or affine-quantised the way MLX packs it:
 /// `weight` uint32 [out, in * bits / 32] with codes LSB first, `scales` and `biases` [out, in / group].
 struct LinearWeight {
@@ -44,20 +51,55 @@ struct LinearWeight {
   std::optional<mx::array> scales, biases;
   int bits = 0, group = 0;        // 0: dense
   std::optional<mx::array> bias;  // [out], added to the product
-  int out_features() const { return weight.shape(0); }
-  int in_features() const { return bits ? weight.shape(1) * 32 / bits : weight.shape(1); }
-  std::string str() const;  // "affine:4,group=32" or "f16"
+
+  /// Set by LinearPacker: `weight` is uint8 [panels, bytes of a panel] and holds codes, scales and biases in the order of the int16
+  /// kernels.
+  struct Packed {
+    int out, in;
+    Dtype scale_type;
+    bool operator==(const Packed&) const = default;
+  };
+  std::optional<Packed> packed = std::nullopt;
+
+  int out_features() const { return packed ? packed->out : weight.shape(0); }
+  int in_features() const { return packed ? packed->in : bits ? weight.shape(1) * 32 / bits : weight.shape(1); }
+  std::string str() const;  // "affine:4,group=32", the same with ",int16" when packed, or "f16"
 };
 
-/// x [..., in] times each weight's transpose, plus its bias: one result [..., out] a weight, x read once (q, k, v in one node).
-/// Results have x's dtype (f32, f16 or bf16).
-std::vector<mx::array> linear(const mx::array& x, std::span<const LinearWeight> weights, const Choice& choice, mx::StreamOrDevice s = {});
+/// Lays quantised weights out for integer arithmetic (kernels/cpu/linear_packed.h), one after the other in one region of memory. Codes,
+/// scales and biases are kept exactly; the arrays of a packed weight keep the region alive.
+class LinearPacker {
+ public:
+  /// Whether a weight can be packed, and the bytes it will take.
+  static bool takes(const LinearWeight& weight);
+  static size_t bytes(const LinearWeight& weight);
+  /// A region for weights of this many bytes in all.
+  explicit LinearPacker(size_t bytes);
+  /// Evaluates the weight's arrays and returns its packed form; the caller lets go of the old one. Throws std::invalid_argument when
+  /// the region is full or the weight is not what LinearWeight describes.
+  LinearWeight pack(const LinearWeight& weight);
+
+ private:
+  std::shared_ptr<std::byte> memory_;
+  size_t size_, used_ = 0;
+};
+
+/// An RMS norm that a node applies to its input rows before it multiplies them.
+struct RmsNorm {
+  mx::array weight;  // [in]
+  float eps;
+};
+
+/// x [..., in] (normed first, if asked for) times each weight's transpose, plus its bias: one result [..., out] a weight, x read once
+/// (q, k, v in one node). Results have x's dtype (f32, f16 or bf16).
+std::vector<mx::array> linear(const mx::array& x, std::span<const LinearWeight> weights, const Choice& choice,
+                              const std::optional<RmsNorm>& norm = {}, mx::StreamOrDevice s = {});
 /// residual + x W^T (+ bias)
 mx::array linear_add(const mx::array& x, const LinearWeight& weight, const mx::array& residual, const Choice& choice,
                      mx::StreamOrDevice s = {});
-/// silu(x gate^T) * (x up^T)
+/// silu(x gate^T) * (x up^T), x normed first if asked for
 mx::array linear_swiglu(const mx::array& x, const LinearWeight& gate, const LinearWeight& up, const Choice& choice,
-                        mx::StreamOrDevice s = {});
+                        const std::optional<RmsNorm>& norm = {}, mx::StreamOrDevice s = {});
 /// Rows of the weight for integer ids [...]: result [..., in] in `dtype`. Ids outside the table throw at evaluation.
 mx::array embed(const mx::array& ids, const LinearWeight& weight, mx::Dtype dtype, mx::StreamOrDevice s = {});
 

@@ -64,6 +64,11 @@ void ModelOptions::add(CLI::App& app, bool with_dtype) {
   app.add_option("--kernels", kernels, "auto: the fastest there is; require: refuse without a fast kernel; forbid: composed MLX operations")
       ->type_name("auto|require|forbid")
       ->capture_default_str();
+  app.add_option("--precision", precision,
+                 "Linear layers with quantised weights on the CPU. int16: integer sums, activations rounded to 16-bit integers per "
+                 "weight group; exact: float throughout")
+      ->type_name("int16|exact")
+      ->capture_default_str();
   if (!with_dtype) return;
   dtype_option = app.add_option("--dtype", dtype, "What uncompressed caches store: `full`, windows, sinks and skipped layers")
                      ->type_name("f16|bf16|f32")
@@ -76,13 +81,14 @@ std::optional<Dtype> ModelOptions::given_dtype() const {
 
 void ModelOptions::check() const {
   policy();
+  ops::parse_precision(precision);
   full_dtype();
   require_exists(path);
 }
 
 model::Transformer ModelOptions::load() const {
   Progress progress("loading " + path);
-  return model::Transformer(model::load(path), policy());
+  return model::Transformer(model::load(path), policy(), ops::parse_precision(precision));
 }
 
 cache::KvSpec parse_kv(const std::string& text) {

@@ -25,7 +25,7 @@ inline constexpr int64_t kMostTokens = 1 << 24;
 inline constexpr int64_t kMostChunk = 1 << 16;
 
 struct ModelOptions {
-  std::string path, kernels = "auto", dtype = "f16";
+  std::string path, kernels = "auto", precision = "int16", dtype = "f16";
   CLI::Option* dtype_option = nullptr;
 
   void add(CLI::App& app, bool with_dtype = true);

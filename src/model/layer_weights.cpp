@@ -98,4 +98,35 @@ Weights take_weights(ModelData& data) {
   return weights;
 }
 
+namespace {
+
+// Every weight matrix in the order of use, the embedding last; a tied head is the embedding.
+std::vector<ops::LinearWeight*> in_order(Weights& weights, bool tied) {
+  std::vector<ops::LinearWeight*> all;
+  for (auto& layer : weights.layers) {
+    for (auto& w : layer.qkv) all.push_back(&w);
+    all.insert(all.end(), {&layer.o, &layer.gate, &layer.up, &layer.down});
+  }
+  if (!tied) all.push_back(&weights.head);
+  all.push_back(&weights.embedding);
+  return all;
+}
+
+}  // namespace
+
+void pack_weights(Weights& weights) {
+  const bool tied = weights.head.weight.id() == weights.embedding.weight.id();
+  const auto all = in_order(weights, tied);
+  size_t bytes = 0;
+  for (const auto* w : all)
+    if (ops::LinearPacker::takes(*w)) bytes += ops::LinearPacker::bytes(*w);
+  if (bytes == 0) return;
+  ops::LinearPacker packer(bytes);
+  for (auto* w : all) {
+    if (!ops::LinearPacker::takes(*w)) continue;
+    *w = packer.pack(*w);
+  }
+  if (tied) weights.head = weights.embedding;
+}
+
 }  // namespace tersor::model

@@ -24,5 +24,7 @@ struct Weights {
 
 /// Moves the weights out of `data` and evaluates them. Throws Error naming the tensor that is missing or does not fit the configuration.
 Weights take_weights(ModelData& data);
+/// Packs every quantised weight for the int16 kernels, in the order of use; each original is released as soon as its copy is made.
+void pack_weights(Weights& weights);
 
 }  // namespace tersor::model

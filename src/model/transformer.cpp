@@ -36,22 +36,24 @@ struct Transformer::Impl {
   Weights weights;
   std::vector<ops::RopeParams> rope;  // by layer
   std::vector<ops::Choice> chosen;    // each distinct one once
-  ops::Choice norm_choice, rope_choice;
+  ops::Choice rope_choice;
   std::map<std::string, ops::Choice> linear_choices;  // by LinearWeight::str()
 
-  Impl(ModelData data, ops::Policy p);
+  Impl(ModelData data, ops::Policy p, ops::Precision precision);
   cache::LayerShape cache_shape() const { return {1, config.kv_heads, config.head_dim, config.head_dim}; }
   const ops::Choice& choice_of(const ops::LinearWeight& weight) const { return linear_choices.at(weight.str()); }
 
   void choose_kernels();
   void check(std::span<const int32_t> tokens, const cache::KvCache& cache) const;
-  std::vector<mx::array> project(const mx::array& x, std::span<const ops::LinearWeight> weights) const;
+  ops::RmsNorm norm_of(const mx::array& weight) const { return {weight, config.norm_eps}; }
+  std::vector<mx::array> project(const mx::array& x, std::span<const ops::LinearWeight> weights, const mx::array& norm) const;
   mx::array gated(const mx::array& x, const LayerWeights& layer) const;
   mx::array block(int index, mx::array x, cache::LayerCache& cache, int64_t position, bool last_only) const;
 };
 
-Transformer::Impl::Impl(ModelData data, ops::Policy p)
+Transformer::Impl::Impl(ModelData data, ops::Policy p, ops::Precision precision)
     : config(checked(data.config)), policy(p), identity(data.identity), tokenizer(take_tokenizer(data)), weights(take_weights(data)) {
+  if (precision == ops::Precision::int16 && policy != ops::Policy::forbid && mx::default_device() == mx::Device::cpu) pack_weights(weights);
   const auto frequencies = rope_inverse_frequencies(config);
   const mx::array inv_freq(frequencies.begin(), {static_cast<int>(frequencies.size())}, mx::float32);
   for (const auto& layer : weights.layers) rope.push_back({config.head_dim, inv_freq, 1.0f, layer.q_norm, layer.k_norm, config.norm_eps});
@@ -71,7 +73,6 @@ void Transformer::Impl::choose_kernels() {
     for (const auto* weight : {&layer.o, &layer.gate, &layer.up, &layer.down}) add_linear(*weight);
   }
   add_linear(weights.head);
-  norm_choice = add("rms_norm", "", 0);
   rope_choice = add("rope", config.qk_norm ? "qk_norm" : "", config.head_dim);
 }
 
@@ -90,27 +91,29 @@ void Transformer::Impl::check(std::span<const int32_t> tokens, const cache::KvCa
 }
 
 // Weights stored alike share one node, which reads x once; files may store q, k and v in different widths.
-std::vector<mx::array> Transformer::Impl::project(const mx::array& x, std::span<const ops::LinearWeight> weights) const {
+std::vector<mx::array> Transformer::Impl::project(const mx::array& x, std::span<const ops::LinearWeight> weights,
+                                                  const mx::array& norm) const {
   std::vector<mx::array> results;
   for (size_t begin = 0, end; begin < weights.size(); begin = end) {
     const auto name = weights[begin].str();
     for (end = begin + 1; end < weights.size() && weights[end].str() == name; ++end) {}
-    auto part = ops::linear(x, weights.subspan(begin, end - begin), choice_of(weights[begin]));
+    auto part = ops::linear(x, weights.subspan(begin, end - begin), choice_of(weights[begin]), norm_of(norm));
     results.insert(results.end(), part.begin(), part.end());
   }
   return results;
 }
 
 mx::array Transformer::Impl::gated(const mx::array& x, const LayerWeights& layer) const {
-  if (layer.gate.str() == layer.up.str()) return ops::linear_swiglu(x, layer.gate, layer.up, choice_of(layer.gate));
-  const mx::array gate = project(x, {&layer.gate, 1}).front();
-  return mx::multiply(mx::multiply(gate, mx::sigmoid(gate)), project(x, {&layer.up, 1}).front());
+  if (layer.gate.str() == layer.up.str())
+    return ops::linear_swiglu(x, layer.gate, layer.up, choice_of(layer.gate), norm_of(layer.post_norm));
+  const mx::array gate = project(x, {&layer.gate, 1}, layer.post_norm).front();
+  return mx::multiply(mx::multiply(gate, mx::sigmoid(gate)), project(x, {&layer.up, 1}, layer.post_norm).front());
 }
 
 // One layer. With last_only the result is the last row alone: earlier rows then only matter as keys and values.
 mx::array Transformer::Impl::block(int index, mx::array x, cache::LayerCache& cache, int64_t position, bool last_only) const {
   const LayerWeights& layer = weights.layers[static_cast<size_t>(index)];
-  const auto qkv = project(ops::rms_norm(x, layer.input_norm, config.norm_eps, norm_choice), layer.qkv);
+  const auto qkv = project(x, layer.qkv, layer.input_norm);
   auto turned = ops::rope(qkv[0], qkv[1], rope[static_cast<size_t>(index)], position, rope_choice);
   cache.append(turned.k, qkv[2]);
   if (last_only) {
@@ -120,11 +123,12 @@ mx::array Transformer::Impl::block(int index, mx::array x, cache::LayerCache& ca
   cache::AttendOptions options;
   options.sliding_window = config.sliding_window;
   x = ops::linear_add(cache.attend(turned.q, options), layer.o, x, choice_of(layer.o));
-  const auto inner = gated(ops::rms_norm(x, layer.post_norm, config.norm_eps, norm_choice), layer);
+  const auto inner = gated(x, layer);
   return ops::linear_add(inner, layer.down, x, choice_of(layer.down));
 }
 
-Transformer::Transformer(ModelData data, ops::Policy policy) : impl_(std::make_unique<Impl>(std::move(data), policy)) {
+Transformer::Transformer(ModelData data, ops::Policy policy, ops::Precision precision)
+    : impl_(std::make_unique<Impl>(std::move(data), policy, precision)) {
   // Streams, threads and the pages of the weights are made ready here, so that the first real step takes as long as any other.
   auto cache = make_cache({});
   const int32_t token = 0;
@@ -157,8 +161,7 @@ mx::array Transformer::forward(std::span<const int32_t> tokens, cache::KvCache& 
     if (cache.layer(i).tokens() != position + length)
       throw Error("layer " + std::to_string(i) + " did not use its KV cache: it holds " + std::to_string(cache.layer(i).tokens()) +
                   " tokens instead of " + std::to_string(position + length) + "; trim all layers alike or start a new cache");
-  x = ops::rms_norm(x, m.weights.norm, m.config.norm_eps, m.norm_choice);
-  return mx::reshape(m.project(x, {&m.weights.head, 1}).front(), {x.shape(1), m.config.vocab});
+  return mx::reshape(m.project(x, {&m.weights.head, 1}, m.weights.norm).front(), {x.shape(1), m.config.vocab});
 }
 
 mx::array Transformer::prefill(std::span<const int32_t> tokens, cache::KvCache& cache, int chunk,

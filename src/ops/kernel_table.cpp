@@ -25,12 +25,15 @@ struct Row {
 };
 
 constexpr std::string_view kWeights = "f32|f16|bf16|affine:[234568],group=32|affine:[234568],group=64|affine:[234568],group=128";
+constexpr std::string_view kPackedWeights = "affine:[234568],group=32,int16|affine:[234568],group=64,int16|affine:[234568],group=128,int16";
 constexpr std::string_view kCaches = "full*|affine:*|turboquant*";
 
 // Every CPU kernel takes f32, f16 and bf16.
 constexpr Row kCpu[] = {
     {"linear", kWeights, any_head, "", "cpu/linear"},
+    {"linear", kPackedWeights, any_head, "", "cpu/linear_int16"},
     {"embed", kWeights, any_head, "", "cpu/embed"},
+    {"embed", kPackedWeights, any_head, "", "cpu/embed"},
     {"rms_norm", "", any_head, "", "cpu/rms_norm"},
     {"rope", "|qk_norm", any_head, "any head size", "cpu/rope"},
     {"kv_append", kCaches, any_head, "any head size", "cpu/kv_append"},
@@ -99,6 +102,14 @@ std::string_view name_of(Policy policy) {
   }
   return "auto";
 }
+
+Precision parse_precision(std::string_view text) {
+  if (text == "int16") return Precision::int16;
+  if (text == "exact") return Precision::exact;
+  throw Error("precision \"" + std::string(text) + "\" is unknown: use int16 or exact");
+}
+
+std::string_view name_of(Precision precision) { return precision == Precision::int16 ? "int16" : "exact"; }
 
 Choice choose(std::string_view op, std::string_view variant, mx::Dtype dtype, int head_dim, Policy policy) {
   kernels::apply_simd_environment();

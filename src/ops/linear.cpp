@@ -10,23 +10,16 @@
 #include "ops/contiguous.h"
 #include "ops/kv_rows.h"
 #include "ops/linear_check.h"
-#include "ops/linear_run.h"
+#include "ops/linear_inputs.h"
 
 namespace tersor::ops {
 namespace {
 
-// The parts of a weight that are not arrays.
-struct Format {
-  int bits, group;
-  bool bias;
-  bool operator==(const Format&) const = default;
-};
-
-// Inputs: x, (add: residual,) then of each weight: weight, (scales, biases,) (bias). Outputs: one a weight, or one of a pair.
+// Inputs: x, (norm,) (add: residual,) then of each weight its arrays. Outputs: one a weight, or one of a pair.
 class Linear : public mx::Primitive {
  public:
-  Linear(mx::Stream stream, LinearKind kind, std::vector<Format> formats)
-      : mx::Primitive(stream), kind_(kind), formats_(std::move(formats)) {}
+  Linear(mx::Stream stream, LinearKind kind, std::optional<float> norm_eps, std::vector<WeightFormat> formats)
+      : mx::Primitive(stream), kind_(kind), norm_eps_(norm_eps), formats_(std::move(formats)) {}
 
   void eval_cpu(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs) override {
     auto& encoder = mx::cpu::get_command_encoder(stream());
@@ -41,9 +34,13 @@ class Linear : public mx::Primitive {
     run.kind = kind_;
     run.type = dtype_of(inputs[0], "linear");
     run.x = take().data<void>();
+    if (norm_eps_) {
+      const mx::array weight = take();
+      run.norm = {weight.data<void>(), dtype_of(weight, "linear"), *norm_eps_};
+    }
     if (kind_ == LinearKind::add) run.residual = take().data<void>();
-    for (size_t j = 0; j < formats_.size(); ++j) run.jobs.push_back(job(formats_[j], take));
-    run.rows = inputs[0].size() / run.jobs[0].matrix.in;
+    for (const auto& format : formats_) run.jobs.push_back(job_of(format, take));
+    run.rows = inputs[0].size() / run.jobs[0].in_features();
     for (size_t j = 0; j < outputs.size(); ++j) {
       outputs[j].set_data(mx::allocator::malloc(outputs[j].nbytes()));
       encoder.set_output_array(outputs[j]);
@@ -57,29 +54,13 @@ class Linear : public mx::Primitive {
   const char* name() const override { return "TersorLinear"; }
   bool is_equivalent(const mx::Primitive& other) const override {
     const auto& o = static_cast<const Linear&>(other);
-    return kind_ == o.kind_ && formats_ == o.formats_;
+    return kind_ == o.kind_ && norm_eps_ == o.norm_eps_ && formats_ == o.formats_;
   }
 
  private:
-  template <class Take>
-  static LinearJob job(const Format& format, const Take& take) {
-    LinearJob job;
-    const mx::array weight = take();
-    job.matrix = matrix_of(weight, format.bits, format.group);
-    if (format.bits) {
-      const mx::array scales = take(), biases = take();
-      job.matrix.scales = scales.data<void>(), job.matrix.scale_type = dtype_of(scales, "linear");
-      job.matrix.biases = biases.data<void>(), job.matrix.bias_type = dtype_of(biases, "linear");
-    }
-    if (format.bias) {
-      const mx::array bias = take();
-      job.bias = bias.data<void>(), job.bias_type = dtype_of(bias, "linear");
-    }
-    return job;
-  }
-
   LinearKind kind_;
-  std::vector<Format> formats_;
+  std::optional<float> norm_eps_;
+  std::vector<WeightFormat> formats_;
 };
 
 mx::Shape result_shape(const mx::array& x, const LinearWeight& weight) {
@@ -89,32 +70,50 @@ mx::Shape result_shape(const mx::array& x, const LinearWeight& weight) {
 }
 
 // The node of all three ops. x and weights were checked and x is not empty.
-std::vector<mx::array> node(LinearKind kind, const mx::array& x, std::span<const LinearWeight> weights, const mx::array* residual,
-                            mx::StreamOrDevice s) {
+std::vector<mx::array> node(LinearKind kind, const mx::array& x, const std::optional<RmsNorm>& norm, std::span<const LinearWeight> weights,
+                            const mx::array* residual, mx::StreamOrDevice s) {
   std::vector<mx::array> inputs{x};
+  if (norm) inputs.push_back(norm->weight);
   if (residual) inputs.push_back(*residual);
-  std::vector<Format> formats;
+  std::vector<WeightFormat> formats;
   std::vector<mx::Shape> shapes;
   for (const auto& w : weights) {
-    formats.push_back({w.bits, w.group, w.bias.has_value()});
-    inputs.push_back(w.weight);
-    if (w.bits) inputs.insert(inputs.end(), {*w.scales, *w.biases});
-    if (w.bias) inputs.push_back(*w.bias);
+    formats.emplace_back(w);
+    add_inputs(w, inputs);
     if (shapes.empty() || kind != LinearKind::swiglu) shapes.push_back(result_shape(x, w));
   }
   const std::vector<mx::Dtype> dtypes(shapes.size(), x.dtype());
-  return mx::array::make_arrays(std::move(shapes), dtypes, std::make_shared<Linear>(mx::to_stream(s), kind, std::move(formats)), inputs);
+  const auto eps = norm ? std::optional(norm->eps) : std::nullopt;
+  return mx::array::make_arrays(std::move(shapes), dtypes, std::make_shared<Linear>(mx::to_stream(s), kind, eps, std::move(formats)),
+                                inputs);
+}
+
+// Whether the fast node runs. Packed weights have no other way; one node takes weights that are packed or not alike.
+bool runs_fast(const std::string& op, std::span<const LinearWeight> weights, const Choice& choice) {
+  for (const auto& weight : weights) {
+    if (weight.packed && !choice.fast) throw std::invalid_argument("[" + op + "] packed weights need their fast kernel");
+    if (weight.packed.has_value() != weights[0].packed.has_value())
+      throw std::invalid_argument("[" + op + "] packed and other weights do not go into one call");
+  }
+  return choice.fast;
+}
+
+mx::array normed(const mx::array& x, const std::optional<RmsNorm>& norm, mx::StreamOrDevice s) {
+  return norm ? composed::rms_norm(x, norm->weight, norm->eps, s) : x;
 }
 
 }  // namespace
 
-std::vector<mx::array> linear(const mx::array& x, std::span<const LinearWeight> weights, const Choice& choice, mx::StreamOrDevice s) {
+std::vector<mx::array> linear(const mx::array& x, std::span<const LinearWeight> weights, const Choice& choice,
+                              const std::optional<RmsNorm>& norm, mx::StreamOrDevice s) {
   if (weights.empty()) throw std::invalid_argument("[linear] no weights were given");
   for (const auto& weight : weights) check_linear("linear", x, weight);
-  if (choice.fast && x.size()) return node(LinearKind::plain, x, weights, nullptr, s);
+  check_norm("linear", norm, weights[0].in_features());
+  if (runs_fast("linear", weights, choice) && x.size()) return node(LinearKind::plain, x, norm, weights, nullptr, s);
+  const mx::array rows = x.size() ? normed(x, norm, s) : x;
   std::vector<mx::array> results;
   for (const auto& weight : weights)
-    results.push_back(x.size() ? composed::linear(x, weight, s) : mx::zeros(result_shape(x, weight), x.dtype(), s));
+    results.push_back(x.size() ? composed::linear(rows, weight, s) : mx::zeros(result_shape(x, weight), x.dtype(), s));
   return results;
 }
 
@@ -128,20 +127,22 @@ mx::array linear_add(const mx::array& x, const LinearWeight& weight, const mx::a
     throw std::invalid_argument(text.str());
   }
   if (!x.size()) return residual;
-  if (!choice.fast) return composed::linear_add(x, weight, residual, s);
-  return node(LinearKind::add, x, {&weight, 1}, &residual, s).front();
+  if (!runs_fast("linear_add", {&weight, 1}, choice)) return composed::linear_add(x, weight, residual, s);
+  return node(LinearKind::add, x, std::nullopt, {&weight, 1}, &residual, s).front();
 }
 
-mx::array linear_swiglu(const mx::array& x, const LinearWeight& gate, const LinearWeight& up, const Choice& choice, mx::StreamOrDevice s) {
+mx::array linear_swiglu(const mx::array& x, const LinearWeight& gate, const LinearWeight& up, const Choice& choice,
+                        const std::optional<RmsNorm>& norm, mx::StreamOrDevice s) {
   check_linear("linear_swiglu", x, gate);
   check_linear("linear_swiglu", x, up);
+  check_norm("linear_swiglu", norm, gate.in_features());
   if (gate.out_features() != up.out_features())
     throw std::invalid_argument("[linear_swiglu] gate has " + std::to_string(gate.out_features()) + " rows, up " +
                                 std::to_string(up.out_features()) + ": they must be equal");
   if (!x.size()) return mx::zeros(result_shape(x, gate), x.dtype(), s);
-  if (!choice.fast) return composed::linear_swiglu(x, gate, up, s);
   const LinearWeight pair[] = {gate, up};
-  return node(LinearKind::swiglu, x, pair, nullptr, s).front();
+  if (!runs_fast("linear_swiglu", pair, choice)) return composed::linear_swiglu(normed(x, norm, s), gate, up, s);
+  return node(LinearKind::swiglu, x, norm, pair, nullptr, s).front();
 }
 
 }  // namespace tersor::ops

@@ -4,6 +4,7 @@
 #include <stdexcept>
 
 #include "ops/kv_rows.h"
+#include "ops/linear_inputs.h"
 
 namespace tersor::ops {
 namespace {
@@ -31,14 +32,29 @@ void check_quantised(const std::string& op, const LinearWeight& w) {
   }
 }
 
-}  // namespace
-
-void check_weight(const std::string& op, const LinearWeight& w) {
+void check_unpacked(const std::string& op, const LinearWeight& w) {
   if (w.weight.ndim() != 2 || !w.weight.size()) fail(op, "a weight must be a matrix [out, in] that is not empty, not ", w.weight.shape());
   if (w.bits) {
     check_quantised(op, w);
   } else {
     dtype_of(w.weight, op);
+  }
+}
+
+void check_packed(const std::string& op, const LinearWeight& w) {
+  const kernels::PackedMatrix m = packed_matrix_of(w);
+  if (w.packed->out < 1 || w.packed->in < 1 || w.group < 32 || w.packed->in % w.group || w.weight.dtype() != mx::uint8 ||
+      w.weight.size() != m.bytes())
+    fail(op, "a packed weight does not have the bytes of its shape: make it with LinearPacker");
+}
+
+}  // namespace
+
+void check_weight(const std::string& op, const LinearWeight& w) {
+  if (w.packed) {
+    check_packed(op, w);
+  } else {
+    check_unpacked(op, w);
   }
   if (!w.bias) return;
   dtype_of(*w.bias, op);
@@ -52,22 +68,14 @@ void check_linear(const std::string& op, const mx::array& x, const LinearWeight&
     fail(op, "x has shape ", x.shape(), "; the weight takes [..., ", w.in_features(), "]");
 }
 
-kernels::LinearMatrix matrix_of(const mx::array& weight, int bits, int group) {
-  kernels::LinearMatrix m;
-  m.weight = weight.data<void>();
-  m.bits = bits, m.group = group;
-  m.out = static_cast<size_t>(weight.shape(0));
-  m.in = static_cast<size_t>(weight.shape(1));
-  if (bits) {
-    m.in = m.in * 32 / static_cast<size_t>(bits);
-  } else {
-    m.weight_type = dtype_of(weight, "linear");
-  }
-  return m;
+void check_norm(const std::string& op, const std::optional<RmsNorm>& norm, int in) {
+  if (!norm) return;
+  dtype_of(norm->weight, op);
+  if (norm->weight.shape() != mx::Shape{in}) fail(op, "the norm's weight must have shape [", in, "], not ", norm->weight.shape());
 }
 
 std::string LinearWeight::str() const {
-  if (bits) return "affine:" + std::to_string(bits) + ",group=" + std::to_string(group);
+  if (bits) return "affine:" + std::to_string(bits) + ",group=" + std::to_string(group) + (packed ? ",int16" : "");
   if (weight.dtype() == mx::float32) return "f32";
   if (weight.dtype() == mx::float16) return "f16";
   if (weight.dtype() == mx::bfloat16) return "bf16";

@@ -3,7 +3,6 @@
 
 #include <string>
 
-#include "kernels/cpu/linear.h"
 #include "tersor/ops.h"
 
 namespace tersor::ops {
@@ -13,7 +12,7 @@ void check_weight(const std::string& op, const LinearWeight& weight);
 /// And when x [..., in] does not fit it or is neither f32, f16 nor bf16.
 void check_linear(const std::string& op, const mx::array& x, const LinearWeight& weight);
 
-/// For eval: shape, bits and the weight's data; scales and biases are the caller's to fill in.
-kernels::LinearMatrix matrix_of(const mx::array& weight, int bits, int group);
+/// And when a norm [in] does not fit.
+void check_norm(const std::string& op, const std::optional<RmsNorm>& norm, int in);
 
 }  // namespace tersor::ops

@@ -1,63 +1,35 @@
 #include "ops/linear_run.h"
 
-#include <algorithm>
-
 #include "base/thread_pool.h"
-#include "kernels/cpu/float_convert.h"
+#include "kernels/cpu/norm_rope.h"
+#include "ops/linear_grid.h"
 #include "ops/workspace.h"
 
 namespace tersor::ops {
 namespace {
 
-size_t round16(size_t n) { return (n + 15) & ~size_t{15}; }
-size_t ceil_div(size_t a, size_t b) { return (a + b - 1) / b; }
-
-template <class T>
-T* at(T* base, size_t index, Dtype type) {
-  using Byte = std::conditional_t<std::is_const_v<T>, const char, char>;
-  return base ? static_cast<Byte*>(base) + index * size_of(type) : nullptr;
+// The rows of x after the norm, in their own type.
+const void* normed(const LinearRun& run) {
+  constexpr size_t kTaskNumbers = 16384;  // below that a parallel region costs more than it saves
+  const size_t in = run.jobs[0].in_features(), step = std::max<size_t>(1, kTaskNumbers / in), row_bytes = in * size_of(run.type);
+  auto* const to = reinterpret_cast<char*>(workspace((run.rows * row_bytes + 3) / 4, Workspace::rows));
+  ThreadPool::instance().run(ceil_div(run.rows, step), [&](size_t task, size_t) {
+    const size_t row = task * step;
+    kernels::rms_norm_rows(run.type, static_cast<const char*>(run.x) + row * row_bytes, run.norm.type, run.norm.weight, run.norm.eps,
+                           to + row * row_bytes, std::min(step, run.rows - row), in);
+  });
+  return to;
 }
 
-bool same_format(const kernels::LinearMatrix& a, const kernels::LinearMatrix& b) {
-  return a.bits == b.bits && a.group == b.group && a.in == b.in;
-}
+}  // namespace
 
-// A block of results: x rows [row, row + rows) times weight rows [first, first + count) of one job (or pair).
-struct Block {
-  size_t job, row, rows, first, count;
-};
-
-// How the work is cut: `width` weight rows by `height` x rows a task; a gated pair is one column of tasks.
-struct Grid {
-  const LinearRun& run;
-  size_t width, height;
-
-  size_t columns(size_t job) const { return ceil_div(run.jobs[job].matrix.out, width); }
-  size_t jobs() const { return run.kind == LinearKind::swiglu ? 1 : run.jobs.size(); }
-  size_t all_columns() const {
-    size_t sum = 0;
-    for (size_t j = 0; j < jobs(); ++j) sum += columns(j);
-    return sum;
-  }
-  size_t tasks() const { return all_columns() * ceil_div(run.rows, height); }
-  // Tasks run through all columns of one block of x rows before the next.
-  Block block(size_t task) const {
-    const size_t per_row = all_columns(), row = task / per_row * height;
-    size_t column = task % per_row, job = 0;
-    while (column >= columns(job)) column -= columns(job++);
-    const size_t first = column * width;
-    return {job, row, std::min(height, run.rows - row), first, std::min(width, run.jobs[job].matrix.out - first)};
-  }
-};
-
-// Adds biases and turns the sums of one block (of two for a gated pair, `second`) into the output's type.
-void finish(const LinearRun& run, const Block& b, float* sums, float* second, size_t lds) {
+void finish_block(const LinearRun& run, const Block& b, float* sums, float* second, size_t lds) {
   const LinearJob& job = run.jobs[b.job];
   if (job.bias) kernels::add_bias(sums, lds, b.rows, b.count, job.bias_type, at(job.bias, b.first, job.bias_type));
   if (second && run.jobs[1].bias)
     kernels::add_bias(second, lds, b.rows, b.count, run.jobs[1].bias_type, at(run.jobs[1].bias, b.first, run.jobs[1].bias_type));
   for (size_t r = 0; r < b.rows; ++r) {
-    const size_t to = (b.row + r) * job.matrix.out + b.first;
+    const size_t to = (b.row + r) * job.out_features() + b.first;
     if (second) {
       kernels::finish_swiglu(run.type, sums + r * lds, second + r * lds, at(job.out, to, run.type), b.count);
     } else {
@@ -66,87 +38,13 @@ void finish(const LinearRun& run, const Block& b, float* sums, float* second, si
   }
 }
 
-// Weight rows of one task: a whole number of the kernel's row blocks, few enough that every worker gets several tasks.
-size_t few_rows_width(const LinearRun& run, size_t workers) {
-  size_t out = 0;
-  for (const auto& job : run.jobs) out += job.matrix.out;
-  if (run.kind == LinearKind::swiglu) out /= 2;
-  const size_t width = ceil_div(ceil_div(out, workers * 6), 4) * 4;
-  return std::clamp<size_t>(width, 16, 256);
+void run_linear(const LinearRun& run) {
+  const auto dispatch = run.jobs[0].packed ? run_packed : run_float;
+  if (!run.norm.weight) return dispatch(run);
+  LinearRun plain = run;
+  plain.x = normed(run);
+  plain.norm.weight = nullptr;
+  dispatch(plain);
 }
-
-void run_few_rows(const LinearRun& run) {
-  ThreadPool& pool = ThreadPool::instance();
-  const Grid grid{run, few_rows_width(run, pool.size()), run.rows};
-  const size_t jobs = run.jobs.size(), tile = round16(run.rows * grid.width);
-  std::vector<size_t> offsets(jobs);  // of each job's prepared x; jobs of one format share it
-  size_t total = 0, scratch = 0;
-  for (size_t j = 0; j < jobs; ++j) {
-    const auto& matrix = run.jobs[j].matrix;
-    scratch = std::max(scratch, round16(kernels::linear_few_rows_scratch(matrix)));
-    size_t same = 0;
-    while (!same_format(run.jobs[same].matrix, matrix)) ++same;
-    offsets[j] = same < j ? offsets[same] : total;
-    if (same == j) total += round16(kernels::linear_prepared_size(matrix, run.rows));
-  }
-  const size_t per_worker = scratch + 2 * tile;
-  float* const prepared = workspace(total + pool.size() * per_worker);
-  for (size_t j = 0, next = 0; j < jobs; ++j) {
-    if (offsets[j] != next) continue;
-    kernels::linear_prepare(run.jobs[j].matrix, run.type, run.x, run.rows, prepared + offsets[j]);
-    next += round16(kernels::linear_prepared_size(run.jobs[j].matrix, run.rows));
-  }
-  pool.run(grid.tasks(), [&](size_t task, size_t worker) {
-    const Block b = grid.block(task);
-    float* const mine = prepared + total + worker * per_worker;
-    float *const sums = mine + scratch, *const second = run.kind == LinearKind::swiglu ? sums + tile : nullptr;
-    kernels::linear_few_rows(run.jobs[b.job].matrix, prepared + offsets[b.job], b.rows, b.first, b.count, sums, grid.width, mine);
-    if (second) kernels::linear_few_rows(run.jobs[1].matrix, prepared + offsets[1], b.rows, b.first, b.count, second, grid.width, mine);
-    finish(run, b, sums, second, grid.width);
-  });
-}
-
-// x as floats: itself, or converted into `room`.
-const float* float_rows(const LinearRun& run, float* room) {
-  if (run.type == Dtype::f32) return static_cast<const float*>(run.x);
-  const size_t in = run.jobs[0].matrix.in, step = 16;
-  ThreadPool::instance().run(ceil_div(run.rows, step), [&](size_t task, size_t) {
-    const size_t row = task * step, count = std::min(step, run.rows - row);
-    kernels::to_float(run.type, at(run.x, row * in, run.type), room + row * in, count * in);
-  });
-  return room;
-}
-
-// x rows of one task: as many as keep them, their results and the panel in a second-level cache, but several tasks a worker.
-size_t many_rows_height(const LinearRun& run, size_t columns, size_t workers) {
-  constexpr size_t kMost = 256, kLeast = 48;
-  const size_t blocks = std::max(ceil_div(run.rows, kMost), std::min(ceil_div(4 * workers, columns), run.rows / kLeast));
-  return ceil_div(run.rows, std::max<size_t>(1, blocks));
-}
-
-void run_many_rows(const LinearRun& run) {
-  ThreadPool& pool = ThreadPool::instance();
-  Grid grid{run, kernels::kLinearPanel, run.rows};
-  grid.height = many_rows_height(run, grid.all_columns(), pool.size());
-  size_t scratch = 0;
-  for (const auto& job : run.jobs) scratch = std::max(scratch, round16(kernels::linear_many_rows_scratch(job.matrix)));
-  const size_t in = run.jobs[0].matrix.in, tile = grid.height * grid.width, per_worker = scratch + 2 * tile;
-  const size_t converted = run.type == Dtype::f32 ? 0 : round16(run.rows * in);
-  float* const room = workspace(converted + pool.size() * per_worker);
-  const float* const x = float_rows(run, room);
-  pool.run(grid.tasks(), [&](size_t task, size_t worker) {
-    const Block b = grid.block(task);
-    float* const panel = room + converted + worker * per_worker;
-    float *const sums = panel + scratch, *const second = run.kind == LinearKind::swiglu ? sums + tile : nullptr;
-    const float* rows = x + b.row * in;
-    kernels::linear_many_rows(run.jobs[b.job].matrix, rows, in, b.rows, b.first, b.count, sums, grid.width, panel);
-    if (second) kernels::linear_many_rows(run.jobs[1].matrix, rows, in, b.rows, b.first, b.count, second, grid.width, panel);
-    finish(run, b, sums, second, grid.width);
-  });
-}
-
-}  // namespace
-
-void run_linear(const LinearRun& run) { run.rows <= kernels::kLinearFewRows ? run_few_rows(run) : run_many_rows(run); }
 
 }  // namespace tersor::ops

@@ -1,32 +1,46 @@
 // Linear layers over raw pointers on all threads: blocks for the caches, tasks, scratch.
 #pragma once
 
+#include <optional>
 #include <vector>
 
 #include "kernels/cpu/linear.h"
+#include "kernels/cpu/linear_packed.h"
 
 namespace tersor::ops {
 
 struct LinearJob {
   kernels::LinearMatrix matrix;
+  std::optional<kernels::PackedMatrix> packed;  // instead of `matrix`
   const void* bias = nullptr;
   Dtype bias_type = Dtype::f32;
-  void* out = nullptr;  // [rows, matrix.out], of the type of x; unused for the second job of a gated pair
+  void* out = nullptr;  // [rows, matrix.out], of the run's type; unused for the second job of a gated pair
+  size_t out_features() const { return packed ? packed->out : matrix.out; }
+  size_t in_features() const { return packed ? packed->in : matrix.in; }
 };
 
 enum class LinearKind { plain, add, swiglu };
 
-/// All jobs share x [rows, in]. add: one job, `residual` [rows, out] is added. swiglu: two jobs, gate and up, one result.
+/// An RMS norm of the rows of x, applied first.
+struct NormJob {
+  const void* weight = nullptr;  // [in]; null: none
+  Dtype type = Dtype::f32;
+  float eps = 0;
+};
+
+/// All jobs share x [rows, in] and are packed or not alike. add: one job, `residual` [rows, out] is added. swiglu: two jobs, gate and
+/// up, one result.
 struct LinearRun {
   LinearKind kind = LinearKind::plain;
-  Dtype type = Dtype::f32;
+  Dtype type = Dtype::f32;  // of x, residual and results
   const void* x = nullptr;
+  NormJob norm;
   const void* residual = nullptr;
   size_t rows = 0;
   std::vector<LinearJob> jobs;
 };
 
-/// In one parallel region (two when x must be converted first). Runs on the stream's thread.
+/// In one parallel region, or two when x must be prepared first. Runs on the stream's thread.
 void run_linear(const LinearRun& run);
 
 }  // namespace tersor::ops

@@ -20,9 +20,9 @@ namespace {
 constexpr size_t kTaskNumbers = 16384;
 
 // Inputs: x, weight.
-class RmsNorm : public mx::Primitive {
+class RmsNormNode : public mx::Primitive {
  public:
-  RmsNorm(mx::Stream stream, float eps) : mx::Primitive(stream), eps_(eps) {}
+  RmsNormNode(mx::Stream stream, float eps) : mx::Primitive(stream), eps_(eps) {}
 
   void eval_cpu(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs) override {
     auto& encoder = mx::cpu::get_command_encoder(stream());
@@ -46,7 +46,7 @@ class RmsNorm : public mx::Primitive {
     throw std::runtime_error("[rms_norm] the CPU kernel was asked to run on a GPU stream");
   }
   const char* name() const override { return "TersorRmsNorm"; }
-  bool is_equivalent(const mx::Primitive& other) const override { return eps_ == static_cast<const RmsNorm&>(other).eps_; }
+  bool is_equivalent(const mx::Primitive& other) const override { return eps_ == static_cast<const RmsNormNode&>(other).eps_; }
 
  private:
   float eps_;
@@ -64,7 +64,7 @@ mx::array rms_norm(const mx::array& x, const mx::array& weight, float eps, const
   }
   if (!x.size()) return x;
   if (!choice.fast) return composed::rms_norm(x, weight, eps, s);
-  return mx::array(x.shape(), x.dtype(), std::make_shared<RmsNorm>(mx::to_stream(s), eps), {x, weight});
+  return mx::array(x.shape(), x.dtype(), std::make_shared<RmsNormNode>(mx::to_stream(s), eps), {x, weight});
 }
 
 }  // namespace tersor::ops

@@ -13,16 +13,20 @@ struct Free {
 
 }  // namespace
 
-float* workspace(size_t floats) {
-  thread_local std::unique_ptr<float[], Free> memory;
-  thread_local size_t size = 0;
-  if (floats > size) {
-    memory.reset();
-    size = 0;
-    memory.reset(static_cast<float*>(::operator new[](floats * sizeof(float), kAlignment)));
-    size = floats;
+float* workspace(size_t floats, Workspace purpose) {
+  struct Buffer {
+    std::unique_ptr<float[], Free> memory;
+    size_t size = 0;
+  };
+  thread_local Buffer buffers[3];
+  Buffer& buffer = buffers[static_cast<size_t>(purpose)];
+  if (floats > buffer.size) {
+    buffer.memory.reset();
+    buffer.size = 0;
+    buffer.memory.reset(static_cast<float*>(::operator new[](floats * sizeof(float), kAlignment)));
+    buffer.size = floats;
   }
-  return memory.get();
+  return buffer.memory.get();
 }
 
 }  // namespace tersor::ops

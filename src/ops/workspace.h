@@ -5,7 +5,10 @@
 
 namespace tersor::ops {
 
-/// At least `floats` floats, aligned to 64 bytes, owned by the calling thread until it asks again.
-float* workspace(size_t floats);
+/// Who asks: a node's own buffers stay valid while the routines it calls use theirs.
+enum class Workspace { routine, rows, node };
+
+/// At least `floats` floats, aligned to 64 bytes, the calling thread's until it asks again for the same purpose.
+float* workspace(size_t floats, Workspace purpose = Workspace::routine);
 
 }  // namespace tersor::ops

@@ -51,7 +51,8 @@ void check(const Weights& w, const Packed& packed, const Numbers& x, size_t rows
     for (size_t o = 0; o < ldo; ++o) {
       double sum = 0;
       for (size_t k = 0; k < in && o < w.matrix.out; ++k) sum += w.worth[o * in + k] * x.values[r * in + k];
-      ASSERT_NEAR(got[r * ldo + o], sum, o < w.matrix.out ? tolerance(w, x, r, o) : 0) << "x row " << r << " of " << rows << ", weight row " << o;
+      ASSERT_NEAR(got[r * ldo + o], sum, o < w.matrix.out ? tolerance(w, x, r, o) : 0)
+          << "x row " << r << " of " << rows << ", weight row " << o;
     }
   }
 }

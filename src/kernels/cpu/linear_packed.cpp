@@ -22,7 +22,11 @@ namespace tersor::kernels {
 struct PreparedRow {
   size_t units, groups, factors, sums, bytes;
   explicit PreparedRow(const PackedMatrix& m)
-      : units(m.in / 32), groups(m.groups()), factors(64 * units), sums(factors + 4 * groups), bytes((sums + 4 * groups + 63) & ~size_t{63}) {}
+      : units(m.in / 32),
+        groups(m.groups()),
+        factors(64 * units),
+        sums(factors + 4 * groups),
+        bytes((sums + 4 * groups + 63) & ~size_t{63}) {}
 };
 // Largest magnitude of X: 127 * 256 + 127, so that its high part fits a signed byte.
 constexpr float kTop = 32639.0f;

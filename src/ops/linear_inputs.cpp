@@ -1,0 +1,57 @@
+#include "ops/linear_inputs.h"
+
+#include "ops/kv_rows.h"
+
+namespace tersor::ops {
+namespace {
+
+kernels::PackedMatrix packed_shape_of(const LinearWeight::Packed& p, int bits, int group) {
+  return {nullptr, bits, group, p.scale_type, static_cast<size_t>(p.out), static_cast<size_t>(p.in)};
+}
+
+}  // namespace
+
+void add_inputs(const LinearWeight& w, std::vector<mx::array>& inputs) {
+  inputs.push_back(w.weight);
+  if (w.scales) inputs.insert(inputs.end(), {*w.scales, *w.biases});
+  if (w.bias) inputs.push_back(*w.bias);
+}
+
+LinearJob job_of(const WeightFormat& format, const std::function<mx::array()>& take) {
+  LinearJob job;
+  const mx::array weight = take();
+  if (format.packed) {
+    job.packed = packed_shape_of(*format.packed, format.bits, format.group);
+    job.packed->data = weight.data<uint8_t>();
+  } else {
+    job.matrix = matrix_of(weight, format.bits, format.group);
+    if (format.bits) {
+      const mx::array scales = take(), biases = take();
+      job.matrix.scales = scales.data<void>(), job.matrix.scale_type = dtype_of(scales, "linear");
+      job.matrix.biases = biases.data<void>(), job.matrix.bias_type = dtype_of(biases, "linear");
+    }
+  }
+  if (format.bias) {
+    const mx::array bias = take();
+    job.bias = bias.data<void>(), job.bias_type = dtype_of(bias, "linear");
+  }
+  return job;
+}
+
+kernels::LinearMatrix matrix_of(const mx::array& weight, int bits, int group) {
+  kernels::LinearMatrix m;
+  m.weight = weight.data<void>();
+  m.bits = bits, m.group = group;
+  m.out = static_cast<size_t>(weight.shape(0));
+  m.in = static_cast<size_t>(weight.shape(1));
+  if (bits) {
+    m.in = m.in * 32 / static_cast<size_t>(bits);
+  } else {
+    m.weight_type = dtype_of(weight, "linear");
+  }
+  return m;
+}
+
+kernels::PackedMatrix packed_matrix_of(const LinearWeight& w) { return packed_shape_of(*w.packed, w.bits, w.group); }
+
+}  // namespace tersor::ops

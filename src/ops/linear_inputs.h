@@ -1,0 +1,30 @@
+// Weights of linear layers as inputs of a graph node: how they are listed, and what the kernels see of them.
+#pragma once
+
+#include <functional>
+#include <vector>
+
+#include "ops/linear_run.h"
+#include "tersor/ops.h"
+
+namespace tersor::ops {
+
+/// The parts of a weight that are not arrays.
+struct WeightFormat {
+  int bits, group;
+  bool bias;
+  std::optional<LinearWeight::Packed> packed;
+  explicit WeightFormat(const LinearWeight& w) : bits(w.bits), group(w.group), bias(w.bias.has_value()), packed(w.packed) {}
+  bool operator==(const WeightFormat&) const = default;
+};
+
+/// Appends the weight's arrays: weight, (scales, biases,) (bias).
+void add_inputs(const LinearWeight& weight, std::vector<mx::array>& inputs);
+/// For eval: the same arrays in the same order, each from `take`, as a job whose result is the caller's to fill in.
+LinearJob job_of(const WeightFormat& format, const std::function<mx::array()>& take);
+
+/// Views for the kernels. matrix_of: shape, bits and data; scales and biases are the caller's to fill in.
+kernels::LinearMatrix matrix_of(const mx::array& weight, int bits, int group);
+kernels::PackedMatrix packed_matrix_of(const LinearWeight& weight);  // data unset
+
+}  // namespace tersor::ops

@@ -1,0 +1,64 @@
+#include <mlx/transforms.h>
+
+#include <stdexcept>
+
+#include "base/huge_memory.h"
+#include "base/thread_pool.h"
+#include "ops/kv_rows.h"
+#include "ops/linear_check.h"
+#include "ops/linear_inputs.h"
+
+namespace tersor::ops {
+namespace {
+
+// Each weight starts at a cache line of its own.
+size_t line_up(size_t bytes) { return (bytes + 63) & ~size_t{63}; }
+
+LinearWeight::Packed packed_form(const LinearWeight& w) {
+  const Dtype scales = dtype_of(*w.scales, "LinearPacker"), biases = dtype_of(*w.biases, "LinearPacker");
+  return {w.out_features(), w.in_features(), scales == biases ? scales : Dtype::f32};
+}
+
+// The weight as the kernels see it; its arrays are evaluated and contiguous.
+kernels::LinearMatrix evaluated(const LinearWeight& w) {
+  mx::eval({w.weight, *w.scales, *w.biases});
+  for (const mx::array* part : {&w.weight, &*w.scales, &*w.biases})
+    if (!part->flags().row_contiguous) throw std::invalid_argument("[LinearPacker] weights must be contiguous arrays");
+  kernels::LinearMatrix m = matrix_of(w.weight, w.bits, w.group);
+  m.scales = w.scales->data<void>(), m.scale_type = dtype_of(*w.scales, "LinearPacker");
+  m.biases = w.biases->data<void>(), m.bias_type = dtype_of(*w.biases, "LinearPacker");
+  return m;
+}
+
+}  // namespace
+
+bool LinearPacker::takes(const LinearWeight& w) { return w.bits > 0 && !w.packed; }
+
+size_t LinearPacker::bytes(const LinearWeight& w) {
+  check_weight("LinearPacker", w);
+  LinearWeight packed = w;
+  packed.packed = packed_form(w);
+  return line_up(packed_matrix_of(packed).bytes());
+}
+
+LinearPacker::LinearPacker(size_t bytes) : memory_(huge_memory(bytes)), size_(bytes) {}
+
+LinearWeight LinearPacker::pack(const LinearWeight& w) {
+  if (!takes(w)) throw std::invalid_argument("[LinearPacker] the weight " + w.str() + " cannot be packed");
+  const size_t needed = bytes(w);
+  if (needed > size_ - used_)
+    throw std::invalid_argument("[LinearPacker] " + std::to_string(needed) + " bytes do not fit the " + std::to_string(size_ - used_) +
+                                " left");
+  const kernels::LinearMatrix matrix = evaluated(w);
+  const kernels::PackedMatrix shape = kernels::packed_shape(matrix);
+  auto* const to = reinterpret_cast<uint8_t*>(memory_.get() + used_);
+  ThreadPool::instance().run(shape.panels(),
+                             [&](size_t panel, size_t) { kernels::pack_panel(matrix, panel, to + panel * shape.panel_bytes()); });
+  used_ += needed;
+  const mx::Shape dims{static_cast<mx::ShapeElem>(shape.panels()), static_cast<mx::ShapeElem>(shape.panel_bytes())};
+  // The deleter holds the region; MLX frees nothing itself.
+  const mx::array data(static_cast<void*>(to), dims, mx::uint8, [memory = memory_](void*) {});
+  return {data, {}, {}, w.bits, w.group, w.bias, packed_form(w)};
+}
+
+}  // namespace tersor::ops
