@@ -8,6 +8,9 @@
 // and the 8 / bits fields of a byte belong to tokens 16 apart (keys) or 4 apart (values).
 // `full` blocks hold 16 tokens (or 4, or 8), keys [padded dim][16], values [16][padded dim], in the storage type.
 // The dimension is padded to a multiple of 16; pad codes are zero and take no part in any sum.
+//
+// That is the arrangement for processors (Arrangement::lanes). GPU tensor cores read tiles in fragment order (Arrangement::fragments,
+// codec/fragment.h), in which a block of keys is followed by the block of values of the same tokens.
 #pragma once
 
 #include <cstddef>
@@ -15,6 +18,7 @@
 #include <memory>
 #include <span>
 
+#include "codec/fragment.h"
 #include "tersor/codec.h"
 
 namespace tersor::codec {
@@ -36,14 +40,21 @@ struct BitPlace {
   int shift;
 };
 
+enum class Arrangement { lanes, fragments };
+
 struct Layout {
   /// full_block_tokens: 4, 8 or 16 tokens a block of `full`; fewer waste less memory, 16 are read fastest.
-  explicit Layout(std::shared_ptr<const Codec> codec, int full_block_tokens = kFullBlockTokens);
+  /// Fragments: see fits_fragments; `full` blocks hold 16 tokens there.
+  explicit Layout(std::shared_ptr<const Codec> codec, int full_block_tokens = kFullBlockTokens, Arrangement arrangement = Arrangement::lanes);
+  /// Whether a codec's vectors can be stored as fragments.
+  static bool fits_fragments(const Codec& codec);
 
   std::shared_ptr<const Codec> codec;
   Family family;
   Role role;
   Dtype dtype;  // full
+  Arrangement arrangement;
+  Packing packing{};  // fragments
   int dim, padded_dim;
   int bits, group, groups;
   int block_tokens;
@@ -52,6 +63,8 @@ struct Layout {
   size_t scalars_offset = 0;
   int scalar_rows = 0;  // turboquant: 1 (norms); affine: groups scales, then groups biases
   size_t block_bytes = 0;
+  size_t stride = 0;          // from a block to the next: block_bytes, or with fragments what keys and values take together
+  size_t codes_offset = 0;    // fragments: values come after their scalars
   const float* levels;  // turboquant, 2^bits
 
   /// Blocks for this many tokens, and their bytes.
@@ -66,11 +79,22 @@ struct Layout {
   /// The stored vector as numbers (in the rotated basis), whatever the family.
   void decode(const uint8_t* blocks, int64_t token, std::span<float> x) const;
 
-  /// Where `full` keeps one number, in elements from the start of the blocks.
+  /// Where `full` keeps one number, in elements from the start of the blocks (lanes) or in bytes (either arrangement).
   size_t full_index(int64_t token, int d) const {
     const size_t block = static_cast<size_t>(token / block_tokens * block_tokens) * padded_dim, t = token % block_tokens;
     return block + (role == Role::keys ? static_cast<size_t>(d) * block_tokens + t : t * padded_dim + d);
   }
+  size_t full_offset(int64_t token, int d) const {
+    if (arrangement == Arrangement::lanes) return full_index(token, d) * size_of(dtype);
+    const int t = static_cast<int>(token % block_tokens);
+    const int at = role == Role::keys ? full_key_index(t, d) : full_value_index(t, d);
+    return static_cast<size_t>(token / block_tokens) * stride + static_cast<size_t>(at) * size_of(dtype);
+  }
+
+ private:
+  void put_fragments(uint8_t* block, int t, std::span<const uint8_t> codes) const;
+  void get_fragments(const uint8_t* block, int t, std::span<uint8_t> codes) const;
+  size_t scalar_offset(int row, int t) const;
 };
 
 /// Keys: token t (0..63) and dimension d. Values likewise.
