@@ -52,11 +52,12 @@ struct LinearWeight {
   int bits = 0, group = 0;        // 0: dense
   std::optional<mx::array> bias;  // [out], added to the product
 
-  /// Set by LinearPacker: `weight` is uint8 [panels, bytes of a panel] and holds codes, scales and biases in the order of the int16
-  /// kernels.
+  /// Set by LinearPacker: codes, scales and biases lie at `data` in the order of the int16 kernels, outside MLX's memory; `weight` is
+  /// empty.
   struct Packed {
     int out, in;
     Dtype scale_type;
+    std::shared_ptr<const uint8_t> data;
     bool operator==(const Packed&) const = default;
   };
   std::optional<Packed> packed = std::nullopt;
@@ -67,7 +68,7 @@ struct LinearWeight {
 };
 
 /// Lays quantised weights out for integer arithmetic (kernels/cpu/linear_packed.h), one after the other in one region of memory. Codes,
-/// scales and biases are kept exactly; the arrays of a packed weight keep the region alive.
+/// scales and biases are kept exactly; packed weights keep the region alive.
 class LinearPacker {
  public:
   /// Whether a weight can be packed, and the bytes it will take.

@@ -4,7 +4,6 @@
 #include <stdexcept>
 
 #include "ops/kv_rows.h"
-#include "ops/linear_inputs.h"
 
 namespace tersor::ops {
 namespace {
@@ -42,10 +41,8 @@ void check_unpacked(const std::string& op, const LinearWeight& w) {
 }
 
 void check_packed(const std::string& op, const LinearWeight& w) {
-  const kernels::PackedMatrix m = packed_matrix_of(w);
-  if (w.packed->out < 1 || w.packed->in < 1 || w.group < 32 || w.packed->in % w.group || w.weight.dtype() != mx::uint8 ||
-      w.weight.size() != m.bytes())
-    fail(op, "a packed weight does not have the bytes of its shape: make it with LinearPacker");
+  if (w.packed->out < 1 || w.packed->in < 1 || w.group < 32 || w.packed->in % w.group || !w.packed->data || w.bits < 2)
+    fail(op, "a packed weight has no data or an impossible shape: make it with LinearPacker");
 }
 
 }  // namespace

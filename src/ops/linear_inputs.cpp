@@ -6,24 +6,24 @@ namespace tersor::ops {
 namespace {
 
 kernels::PackedMatrix packed_shape_of(const LinearWeight::Packed& p, int bits, int group) {
-  return {nullptr, bits, group, p.scale_type, static_cast<size_t>(p.out), static_cast<size_t>(p.in)};
+  return {p.data.get(), bits, group, p.scale_type, static_cast<size_t>(p.out), static_cast<size_t>(p.in)};
 }
 
 }  // namespace
 
 void add_inputs(const LinearWeight& w, std::vector<mx::array>& inputs) {
-  inputs.push_back(w.weight);
+  if (!w.packed) inputs.push_back(w.weight);
   if (w.scales) inputs.insert(inputs.end(), {*w.scales, *w.biases});
   if (w.bias) inputs.push_back(*w.bias);
 }
 
 LinearJob job_of(const WeightFormat& format, const std::function<mx::array()>& take) {
   LinearJob job;
-  const mx::array weight = take();
   if (format.packed) {
     job.packed = packed_shape_of(*format.packed, format.bits, format.group);
-    job.packed->data = weight.data<uint8_t>();
+    job.owner = format.packed->data;
   } else {
+    const mx::array weight = take();
     job.matrix = matrix_of(weight, format.bits, format.group);
     if (format.bits) {
       const mx::array scales = take(), biases = take();

@@ -18,13 +18,13 @@ struct WeightFormat {
   bool operator==(const WeightFormat&) const = default;
 };
 
-/// Appends the weight's arrays: weight, (scales, biases,) (bias).
+/// Appends the weight's arrays: weight, (scales, biases,) (bias). Of a packed weight only the bias is one.
 void add_inputs(const LinearWeight& weight, std::vector<mx::array>& inputs);
 /// For eval: the same arrays in the same order, each from `take`, as a job whose result is the caller's to fill in.
 LinearJob job_of(const WeightFormat& format, const std::function<mx::array()>& take);
 
 /// Views for the kernels. matrix_of: shape, bits and data; scales and biases are the caller's to fill in.
 kernels::LinearMatrix matrix_of(const mx::array& weight, int bits, int group);
-kernels::PackedMatrix packed_matrix_of(const LinearWeight& weight);  // data unset
+kernels::PackedMatrix packed_matrix_of(const LinearWeight& weight);
 
 }  // namespace tersor::ops

@@ -16,7 +16,7 @@ size_t line_up(size_t bytes) { return (bytes + 63) & ~size_t{63}; }
 
 LinearWeight::Packed packed_form(const LinearWeight& w) {
   const Dtype scales = dtype_of(*w.scales, "LinearPacker"), biases = dtype_of(*w.biases, "LinearPacker");
-  return {w.out_features(), w.in_features(), scales == biases ? scales : Dtype::f32};
+  return {w.out_features(), w.in_features(), scales == biases ? scales : Dtype::f32, nullptr};
 }
 
 // The weight as the kernels see it; its arrays are evaluated and contiguous.
@@ -55,10 +55,9 @@ LinearWeight LinearPacker::pack(const LinearWeight& w) {
   ThreadPool::instance().run(shape.panels(),
                              [&](size_t panel, size_t) { kernels::pack_panel(matrix, panel, to + panel * shape.panel_bytes()); });
   used_ += needed;
-  const mx::Shape dims{static_cast<mx::ShapeElem>(shape.panels()), static_cast<mx::ShapeElem>(shape.panel_bytes())};
-  // The deleter holds the region; MLX frees nothing itself.
-  const mx::array data(static_cast<void*>(to), dims, mx::uint8, [memory = memory_](void*) {});
-  return {data, {}, {}, w.bits, w.group, w.bias, packed_form(w)};
+  LinearWeight packed{mx::array({}, mx::uint8), {}, {}, w.bits, w.group, w.bias, packed_form(w)};
+  packed.packed->data = {memory_, to};
+  return packed;
 }
 
 }  // namespace tersor::ops

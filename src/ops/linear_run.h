@@ -1,6 +1,7 @@
 // Linear layers over raw pointers on all threads: blocks for the caches, tasks, scratch.
 #pragma once
 
+#include <memory>
 #include <optional>
 #include <vector>
 
@@ -12,6 +13,7 @@ namespace tersor::ops {
 struct LinearJob {
   kernels::LinearMatrix matrix;
   std::optional<kernels::PackedMatrix> packed;  // instead of `matrix`
+  std::shared_ptr<const uint8_t> owner;         // of the packed data
   const void* bias = nullptr;
   Dtype bias_type = Dtype::f32;
   void* out = nullptr;  // [rows, matrix.out], of the run's type; unused for the second job of a gated pair
