@@ -1,0 +1,90 @@
+// How linear_rows spreads a problem over the device, and its launch.
+#include <algorithm>
+
+#include "kernels/cuda/linear_rows.cuh"
+
+namespace tersor::kernels::cuda {
+namespace {
+
+constexpr int kSharedMost = 227 * 1024 - 1024;  // of a block, less what it holds statically
+
+int shared_bytes(const LinearProblem& problem, const LinearRowsPlan& plan) {
+  const PackedLinear& w = problem.weight;
+  const int tiles = ceil_div(tiles_of(w.bits, w.k), plan.splits);
+  return rows_shared(tile_bytes(w), plan.stages, tile_k(w.bits), tiles, problem.rows).total;
+}
+
+/// Fewest blocks that the strips can be dealt to evenly, given `splits` parts of k.
+int even_strips(const LinearProblem& problem, int splits) {
+  const int columns = std::max(1, problem.multiprocessors / splits);
+  return ceil_div(problem.weight.strips, columns);
+}
+
+/// Microseconds, roughly: bytes of the busiest block at the block's share of the memory rate, or its busiest warp; x from the second
+/// cache; what merging costs. Constants were fitted to an H200.
+double estimate(const LinearProblem& problem, const LinearRowsPlan& plan) {
+  const PackedLinear& w = problem.weight;
+  const int tiles = ceil_div(tiles_of(w.bits, w.k), plan.splits), k_warps = kRowsWarps / plan.row_warps;
+  const double rounds = ceil_div(plan.strips, plan.row_warps);
+  const double warp_tiles = rounds * ceil_div(tiles, k_warps), even_tiles = static_cast<double>(plan.strips) * tiles / kRowsWarps;
+  const double kb_per_us = 4300e3 / problem.multiprocessors / 1e3;
+  const double stream = (0.7 * even_tiles + 0.3 * warp_tiles) * kRowsWarps * tile_bytes(w) / 1e3 / kb_per_us;
+  const double x = problem.rows * tiles * tile_k(w.bits) * 2 / 1e3 / 45;
+  const double merge = plan.splits > 1 ? 1.3 + plan.strips * problem.rows * plan.splits * 64 / 1e3 / 100 : 0;
+  return stream + 0.5 * x + merge + 0.06 * rounds;
+}
+
+}  // namespace
+
+LinearRowsPlan linear_rows_plan(const LinearProblem& problem) {
+  LinearRowsPlan best;
+  double best_time = 1e30;
+  const int tiles = tiles_of(problem.weight.bits, problem.weight.k);
+  for (int splits = 1; splits <= std::min(tiles, 32); ++splits) {
+    if (ceil_div(tiles, ceil_div(tiles, splits)) != splits) continue;  // parts would be empty
+    for (int row_warps = 1; row_warps <= kRowsWarps; row_warps *= 2)
+      for (int stages = 4; stages >= 2; --stages) {
+        const LinearRowsPlan plan = {even_strips(problem, splits), splits, row_warps, stages};
+        if (shared_bytes(problem, plan) > kSharedMost) continue;
+        const double time = estimate(problem, plan) + (stages == 2 ? 0.5 : 0);
+        if (time < best_time) best_time = time, best = plan;
+      }
+  }
+  return best;
+}
+
+size_t linear_rows_workspace(const LinearProblem& problem, LinearRowsPlan plan) {
+  if (plan.splits == 0) plan = linear_rows_plan(problem);
+  if (plan.splits <= 1) return 0;
+  return kTicketBytes + static_cast<size_t>(plan.splits) * problem.weight.strips * problem.rows * kStripRows * sizeof(float);
+}
+
+Launch linear_rows(const LinearProblem& problem, LinearRowsParams* params, LinearRowsPlan plan) {
+  const PackedLinear& w = problem.weight;
+  if (!linear_supported(w) || problem.rows < 1 || problem.rows > kLinearRowsMost) return {};
+  if (plan.splits == 0) plan = linear_rows_plan(problem);
+  if (plan.splits == 0) return {};
+  const int tiles = tiles_of(w.bits, w.k), blocks = ceil_div(w.strips, plan.strips);
+  if (shared_bytes(problem, plan) > kSharedMost) return {};
+  if (plan.splits > 1 && blocks > static_cast<int>(kTicketBytes / sizeof(unsigned))) return {};
+  LinearRowsParams& p = *params;
+  p = {};
+  p.weights = static_cast<const uint8_t*>(problem.packed);
+  p.x = problem.x;
+  p.tickets = static_cast<unsigned*>(problem.workspace);
+  p.partials = reinterpret_cast<float*>(static_cast<uint8_t*>(problem.workspace) + kTicketBytes);
+  std::copy(std::begin(problem.outputs), std::end(problem.outputs), std::begin(p.outputs));
+  p.x_stride = problem.x_stride;
+  p.output_count = problem.output_count, p.rows = problem.rows, p.k = w.k, p.strips = w.strips, p.tiles = tiles;
+  p.strips_per_block = plan.strips, p.splits = plan.splits, p.tiles_per_split = ceil_div(tiles, plan.splits);
+  while (p.tiles_per_split > kXPieces << p.piece_shift) ++p.piece_shift;
+  p.row_warps = plan.row_warps, p.stages = plan.stages;
+  p.x_type = problem.x_type, p.y_type = problem.y_type, p.paired = w.paired;
+  const auto function = w.bits == 4 ? linear_rows_function_4 : linear_rows_function_8;
+  return {function(w.group, w.scale_type, problem.x_type, problem.rows),
+          {static_cast<unsigned>(blocks), static_cast<unsigned>(plan.splits), 1},
+          {kRowsWarps * 32, 1, 1},
+          static_cast<unsigned>(shared_bytes(problem, plan))};
+}
+
+}  // namespace tersor::kernels::cuda
