@@ -122,6 +122,25 @@ struct QueryKey {
 QueryKey rope(const mx::array& q, const mx::array& k, const RopeParams& params, int64_t position, const Choice& choice,
               mx::StreamOrDevice s = {});
 
+struct QueryKeyValue {
+  mx::array q, k, v;
+};
+/// The way into a layer's attention as one node: q, k and v projections of norm(x) [B, L, in], queries and keys turned at positions
+/// position, position + 1, ... Falls back to its parts where one of them has no fast kernel.
+QueryKeyValue project_qkv(const mx::array& x, const RmsNorm& norm, std::span<const LinearWeight, 3> weights, const RopeParams& params,
+                          int64_t position, const Choice& linear_choice, const Choice& rope_choice, mx::StreamOrDevice s = {});
+
+/// What a layer does after attention.
+struct FeedForward {
+  const LinearWeight& o;
+  const RmsNorm& norm;
+  const LinearWeight &gate, &up, &down;
+};
+/// The rest of a layer as one node: h = residual + attended o^T, result h + (silu(norm(h) gate^T) * (norm(h) up^T)) down^T.
+/// `linear_choice` holds for all four weights; falls back to its parts where it is not fast.
+mx::array feed_forward(const mx::array& attended, const mx::array& residual, const FeedForward& layer, const Choice& linear_choice,
+                       mx::StreamOrDevice s = {});
+
 /// Options of one attention call over a cache (tersor/cache.h).
 struct AttendOptions {
   float scale = 0;                 // multiplies q.k; 0 means 1/sqrt(key_dim)

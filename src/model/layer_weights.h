@@ -1,6 +1,7 @@
 // The weights of a model in the order in which the transformer uses them.
 #pragma once
 
+#include <array>
 #include <optional>
 #include <vector>
 
@@ -11,7 +12,7 @@ namespace tersor::model {
 struct LayerWeights {
   mx::array input_norm, post_norm;          // float32
   std::optional<mx::array> q_norm, k_norm;  // float32, one head
-  std::vector<ops::LinearWeight> qkv;       // q, k, v
+  std::array<ops::LinearWeight, 3> qkv;     // q, k, v
   ops::LinearWeight o, gate, up, down;
 };
 

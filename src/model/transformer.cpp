@@ -2,6 +2,7 @@
 #include <mlx/transforms.h>
 
 #include <algorithm>
+#include <set>
 #include <string>
 
 #include "model/layer_weights.h"
@@ -37,17 +38,14 @@ struct Transformer::Impl {
   std::vector<ops::RopeParams> rope;  // by layer
   std::vector<ops::Choice> chosen;    // each distinct one once
   ops::Choice rope_choice;
-  std::map<std::string, ops::Choice> linear_choices;  // by LinearWeight::str()
+  ops::Choice linear_choice;  // holds for all weights: not fast unless every one is
 
   Impl(ModelData data, ops::Policy p, ops::Precision precision);
   cache::LayerShape cache_shape() const { return {1, config.kv_heads, config.head_dim, config.head_dim}; }
-  const ops::Choice& choice_of(const ops::LinearWeight& weight) const { return linear_choices.at(weight.str()); }
 
   void choose_kernels();
   void check(std::span<const int32_t> tokens, const cache::KvCache& cache) const;
   ops::RmsNorm norm_of(const mx::array& weight) const { return {weight, config.norm_eps}; }
-  std::vector<mx::array> project(const mx::array& x, std::span<const ops::LinearWeight> weights, const mx::array& norm) const;
-  mx::array gated(const mx::array& x, const LayerWeights& layer) const;
   mx::array block(int index, mx::array x, cache::LayerCache& cache, int64_t position, bool last_only) const;
 };
 
@@ -65,8 +63,11 @@ void Transformer::Impl::choose_kernels() {
     chosen.push_back(ops::choose(op, variant, mx::float32, head_dim, policy));
     return chosen.back();
   };
+  std::set<std::string> seen;
   const auto add_linear = [&](const ops::LinearWeight& weight) {
-    if (!linear_choices.contains(weight.str())) linear_choices.emplace(weight.str(), add("linear", weight.str(), 0));
+    if (!seen.insert(weight.str()).second) return;
+    const auto choice = add("linear", weight.str(), 0);
+    if (seen.size() == 1 || !choice.fast) linear_choice = choice;
   };
   for (const auto& layer : weights.layers) {
     for (const auto& weight : layer.qkv) add_linear(weight);
@@ -90,41 +91,20 @@ void Transformer::Impl::check(std::span<const int32_t> tokens, const cache::KvCa
                 ": shorten the text or start a new cache");
 }
 
-// Weights stored alike share one node, which reads x once; files may store q, k and v in different widths.
-std::vector<mx::array> Transformer::Impl::project(const mx::array& x, std::span<const ops::LinearWeight> weights,
-                                                  const mx::array& norm) const {
-  std::vector<mx::array> results;
-  for (size_t begin = 0, end; begin < weights.size(); begin = end) {
-    const auto name = weights[begin].str();
-    for (end = begin + 1; end < weights.size() && weights[end].str() == name; ++end) {}
-    auto part = ops::linear(x, weights.subspan(begin, end - begin), choice_of(weights[begin]), norm_of(norm));
-    results.insert(results.end(), part.begin(), part.end());
-  }
-  return results;
-}
-
-mx::array Transformer::Impl::gated(const mx::array& x, const LayerWeights& layer) const {
-  if (layer.gate.str() == layer.up.str())
-    return ops::linear_swiglu(x, layer.gate, layer.up, choice_of(layer.gate), norm_of(layer.post_norm));
-  const mx::array gate = project(x, {&layer.gate, 1}, layer.post_norm).front();
-  return mx::multiply(mx::multiply(gate, mx::sigmoid(gate)), project(x, {&layer.up, 1}, layer.post_norm).front());
-}
-
 // One layer. With last_only the result is the last row alone: earlier rows then only matter as keys and values.
 mx::array Transformer::Impl::block(int index, mx::array x, cache::LayerCache& cache, int64_t position, bool last_only) const {
   const LayerWeights& layer = weights.layers[static_cast<size_t>(index)];
-  const auto qkv = project(x, layer.qkv, layer.input_norm);
-  auto turned = ops::rope(qkv[0], qkv[1], rope[static_cast<size_t>(index)], position, rope_choice);
-  cache.append(turned.k, qkv[2]);
+  auto [q, k, v] =
+      ops::project_qkv(x, norm_of(layer.input_norm), layer.qkv, rope[static_cast<size_t>(index)], position, linear_choice, rope_choice);
+  cache.append(k, v);
   if (last_only) {
-    turned.q = last_row(turned.q);
+    q = last_row(q);
     x = last_row(x);
   }
   cache::AttendOptions options;
   options.sliding_window = config.sliding_window;
-  x = ops::linear_add(cache.attend(turned.q, options), layer.o, x, choice_of(layer.o));
-  const auto inner = gated(x, layer);
-  return ops::linear_add(inner, layer.down, x, choice_of(layer.down));
+  const ops::RmsNorm norm = norm_of(layer.post_norm);
+  return ops::feed_forward(cache.attend(q, options), x, {layer.o, norm, layer.gate, layer.up, layer.down}, linear_choice);
 }
 
 Transformer::Transformer(ModelData data, ops::Policy policy, ops::Precision precision)
@@ -161,7 +141,8 @@ mx::array Transformer::forward(std::span<const int32_t> tokens, cache::KvCache& 
     if (cache.layer(i).tokens() != position + length)
       throw Error("layer " + std::to_string(i) + " did not use its KV cache: it holds " + std::to_string(cache.layer(i).tokens()) +
                   " tokens instead of " + std::to_string(position + length) + "; trim all layers alike or start a new cache");
-  return mx::reshape(m.project(x, {&m.weights.head, 1}, m.weights.norm).front(), {x.shape(1), m.config.vocab});
+  const auto logits = ops::linear(x, {&m.weights.head, 1}, m.linear_choice, m.norm_of(m.weights.norm));
+  return mx::reshape(logits.front(), {x.shape(1), m.config.vocab});
 }
 
 mx::array Transformer::prefill(std::span<const int32_t> tokens, cache::KvCache& cache, int chunk,

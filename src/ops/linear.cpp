@@ -3,6 +3,7 @@
 #include <mlx/ops.h>
 #include <mlx/primitives.h>
 
+#include <algorithm>
 #include <sstream>
 #include <stdexcept>
 
@@ -88,14 +89,16 @@ std::vector<mx::array> node(LinearKind kind, const mx::array& x, const std::opti
                                 inputs);
 }
 
-// Whether the fast node runs. Packed weights have no other way; one node takes weights that are packed or not alike.
+// Whether the fast node runs. Packed weights have no other way.
 bool runs_fast(const std::string& op, std::span<const LinearWeight> weights, const Choice& choice) {
-  for (const auto& weight : weights) {
+  for (const auto& weight : weights)
     if (weight.packed && !choice.fast) throw std::invalid_argument("[" + op + "] packed weights need their fast kernel");
-    if (weight.packed.has_value() != weights[0].packed.has_value())
-      throw std::invalid_argument("[" + op + "] packed and other weights do not go into one call");
-  }
   return choice.fast;
+}
+
+// One node takes weights that are all packed or all not.
+bool alike(std::span<const LinearWeight> weights) {
+  return std::all_of(weights.begin(), weights.end(), [&](const auto& w) { return w.packed.has_value() == weights[0].packed.has_value(); });
 }
 
 mx::array normed(const mx::array& x, const std::optional<RmsNorm>& norm, mx::StreamOrDevice s) {
@@ -109,9 +112,14 @@ std::vector<mx::array> linear(const mx::array& x, std::span<const LinearWeight> 
   if (weights.empty()) throw std::invalid_argument("[linear] no weights were given");
   for (const auto& weight : weights) check_linear("linear", x, weight);
   check_norm("linear", norm, weights[0].in_features());
-  if (runs_fast("linear", weights, choice) && x.size()) return node(LinearKind::plain, x, norm, weights, nullptr, s);
-  const mx::array rows = x.size() ? normed(x, norm, s) : x;
+  const bool fast = runs_fast("linear", weights, choice) && x.size();
+  if (fast && alike(weights)) return node(LinearKind::plain, x, norm, weights, nullptr, s);
   std::vector<mx::array> results;
+  if (fast) {
+    for (const auto& weight : weights) results.push_back(node(LinearKind::plain, x, norm, {&weight, 1}, nullptr, s).front());
+    return results;
+  }
+  const mx::array rows = x.size() ? normed(x, norm, s) : x;
   for (const auto& weight : weights)
     results.push_back(x.size() ? composed::linear(rows, weight, s) : mx::zeros(result_shape(x, weight), x.dtype(), s));
   return results;
@@ -142,7 +150,9 @@ mx::array linear_swiglu(const mx::array& x, const LinearWeight& gate, const Line
   if (!x.size()) return mx::zeros(result_shape(x, gate), x.dtype(), s);
   const LinearWeight pair[] = {gate, up};
   if (!runs_fast("linear_swiglu", pair, choice)) return composed::linear_swiglu(normed(x, norm, s), gate, up, s);
-  return node(LinearKind::swiglu, x, norm, pair, nullptr, s).front();
+  if (alike(pair)) return node(LinearKind::swiglu, x, norm, pair, nullptr, s).front();
+  const auto parts = linear(x, pair, choice, norm, s);
+  return mx::multiply(mx::multiply(parts[0], mx::sigmoid(parts[0], s), s), parts[1], s);
 }
 
 }  // namespace tersor::ops

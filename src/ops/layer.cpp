@@ -1,0 +1,230 @@
+// The two halves of a transformer layer around its attention, each one graph node: MLX's cost of a node is that of a small layer's kernel.
+#include <mlx/allocator.h>
+#include <mlx/backend/cpu/encoder.h>
+#include <mlx/ops.h>
+#include <mlx/primitives.h>
+
+#include <sstream>
+#include <stdexcept>
+
+#include "ops/contiguous.h"
+#include "ops/kv_rows.h"
+#include "ops/linear_check.h"
+#include "ops/linear_inputs.h"
+#include "ops/rope_run.h"
+#include "ops/workspace.h"
+
+namespace tersor::ops {
+namespace {
+
+// Hands out a node's inputs one after the other, as contiguous arrays.
+class Taker {
+ public:
+  Taker(const std::vector<mx::array>& inputs, mx::Stream stream) : inputs_(inputs), encoder_(mx::cpu::get_command_encoder(stream)) {}
+  mx::array operator()() {
+    const mx::array& input = inputs_[next_++];
+    encoder_.set_input_array(input);
+    return row_contiguous(input, encoder_);
+  }
+  mx::cpu::CommandEncoder& encoder() { return encoder_; }
+
+ private:
+  const std::vector<mx::array>& inputs_;
+  mx::cpu::CommandEncoder& encoder_;
+  size_t next_ = 0;
+};
+
+NormJob norm_job(Taker& take, float eps) {
+  const mx::array weight = take();
+  return {weight.data<void>(), dtype_of(weight, "layer"), eps};
+}
+
+void make_output(mx::array& output, mx::cpu::CommandEncoder& encoder) {
+  output.set_data(mx::allocator::malloc(output.nbytes()));
+  encoder.set_output_array(output);
+}
+
+// Room for `sizes` numbers of one type each, in the node's workspace; each part starts at a cache line.
+template <size_t N>
+std::array<char*, N> rooms(const std::array<size_t, N>& sizes, Dtype type) {
+  std::array<char*, N> parts;
+  size_t total = 0;
+  std::array<size_t, N> offsets;
+  for (size_t i = 0; i < N; ++i) offsets[i] = total, total += (sizes[i] * size_of(type) + 63) / 64 * 64;
+  auto* const base = reinterpret_cast<char*>(workspace(total / sizeof(float), Workspace::node));
+  for (size_t i = 0; i < N; ++i) parts[i] = base + offsets[i];
+  return parts;
+}
+
+// Inputs: x, norm, three weights' arrays, inv_freq, (q_norm), (k_norm). Outputs: q, k, v.
+class ProjectQkv : public mx::Primitive {
+ public:
+  struct Params {
+    std::vector<WeightFormat> formats;
+    int head_dim;
+    bool q_norm, k_norm;
+    float norm_eps, head_norm_eps, attention_scale;
+    int64_t position;
+    bool operator==(const Params&) const = default;
+  };
+  ProjectQkv(mx::Stream stream, Params params) : mx::Primitive(stream), params_(std::move(params)) {}
+
+  void eval_cpu(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs) override {
+    Taker take(inputs, stream());
+    LinearRun run;
+    run.type = dtype_of(inputs[0], "project_qkv");
+    run.x = take().data<void>();
+    run.norm = norm_job(take, params_.norm_eps);
+    for (const auto& format : params_.formats) run.jobs.push_back(job_of(format, [&take] { return take(); }));
+    run.rows = inputs[0].size() / run.jobs[0].in_features();
+    for (auto& output : outputs) make_output(output, take.encoder());
+    take.encoder().dispatch([run = std::move(run), turn = turn(take, run.type, inputs[0], outputs), v = outputs[2].data<char>()]() mutable {
+      const auto [q, k] = rooms<2>({run.rows * run.jobs[0].out_features(), run.rows * run.jobs[1].out_features()}, run.type);
+      run.jobs[0].out = q, run.jobs[1].out = k, run.jobs[2].out = v;
+      run_linear(run);
+      turn.parts[0].from = q, turn.parts[1].from = k;
+      run_rope(turn);
+    });
+  }
+  void eval_gpu(const std::vector<mx::array>&, std::vector<mx::array>&) override {
+    throw std::runtime_error("[project_qkv] the CPU kernel was asked to run on a GPU stream");
+  }
+  const char* name() const override { return "TersorProjectQkv"; }
+  bool is_equivalent(const mx::Primitive& other) const override { return params_ == static_cast<const ProjectQkv&>(other).params_; }
+
+ private:
+  RopeRun turn(Taker& take, Dtype type, const mx::array& x, std::vector<mx::array>& outputs) const {
+    const mx::array inv_freq = take();
+    RopeRun run{};
+    run.inv_freq = inv_freq.data<float>(), run.pairs = inv_freq.size();
+    run.batch = static_cast<size_t>(x.shape(0)), run.tokens = static_cast<size_t>(x.shape(1));
+    run.position = params_.position, run.scale = params_.attention_scale;
+    for (size_t i = 0; i < 2; ++i) {
+      const bool normed = i == 0 ? params_.q_norm : params_.k_norm;
+      const auto weight = normed ? std::optional(take()) : std::nullopt;
+      run.parts[i] = rope_part(type, static_cast<size_t>(outputs[i].shape(2)), params_.head_dim, run.pairs, weight ? &*weight : nullptr,
+                               params_.head_norm_eps);
+      run.parts[i].to = outputs[i].data<char>();
+    }
+    return run;
+  }
+
+  Params params_;
+};
+
+// Inputs: attended, residual, o's arrays, norm, the arrays of gate, up and down. Output: like residual.
+class FeedForwardNode : public mx::Primitive {
+ public:
+  FeedForwardNode(mx::Stream stream, float eps, std::vector<WeightFormat> formats)
+      : mx::Primitive(stream), eps_(eps), formats_(std::move(formats)) {}
+
+  void eval_cpu(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs) override {
+    Taker take(inputs, stream());
+    LinearRun out, inner, down;
+    out.type = inner.type = down.type = dtype_of(inputs[1], "feed_forward");
+    out.kind = down.kind = LinearKind::add, inner.kind = LinearKind::swiglu;
+    out.x = take().data<void>();
+    out.residual = take().data<void>();
+    const auto next = [&take] { return take(); };
+    out.jobs = {job_of(formats_[0], next)};
+    inner.norm = norm_job(take, eps_);
+    inner.jobs.push_back(job_of(formats_[1], next));
+    inner.jobs.push_back(job_of(formats_[2], next));
+    down.jobs = {job_of(formats_[3], next)};
+    out.rows = inner.rows = down.rows = inputs[1].size() / out.jobs[0].out_features();
+    make_output(outputs[0], take.encoder());
+    down.jobs[0].out = outputs[0].data<void>();
+    take.encoder().dispatch([out = std::move(out), inner = std::move(inner), down = std::move(down)]() mutable {
+      const auto [h, gated] = rooms<2>({out.rows * out.jobs[0].out_features(), out.rows * inner.jobs[0].out_features()}, out.type);
+      out.jobs[0].out = h, inner.jobs[0].out = gated;
+      inner.x = h, down.x = gated, down.residual = h;
+      run_linear(out);
+      run_linear(inner);
+      run_linear(down);
+    });
+  }
+  void eval_gpu(const std::vector<mx::array>&, std::vector<mx::array>&) override {
+    throw std::runtime_error("[feed_forward] the CPU kernel was asked to run on a GPU stream");
+  }
+  const char* name() const override { return "TersorFeedForward"; }
+  bool is_equivalent(const mx::Primitive& other) const override {
+    const auto& o = static_cast<const FeedForwardNode&>(other);
+    return eps_ == o.eps_ && formats_ == o.formats_;
+  }
+
+ private:
+  float eps_;
+  std::vector<WeightFormat> formats_;
+};
+
+bool alike(std::initializer_list<const LinearWeight*> weights) {
+  for (const auto* w : weights)
+    if (w->packed.has_value() != (*weights.begin())->packed.has_value()) return false;
+  return true;
+}
+
+QueryKeyValue qkv_by_parts(const mx::array& x, const RmsNorm& norm, std::span<const LinearWeight, 3> weights, const RopeParams& params,
+                           int64_t position, const Choice& linear_choice, const Choice& rope_choice, mx::StreamOrDevice s) {
+  auto qkv = linear(x, weights, linear_choice, norm, s);
+  auto turned = rope(qkv[0], qkv[1], params, position, rope_choice, s);
+  return {std::move(turned.q), std::move(turned.k), std::move(qkv[2])};
+}
+
+mx::Shape with_last(mx::Shape shape, int last) {
+  shape.back() = last;
+  return shape;
+}
+
+}  // namespace
+
+QueryKeyValue project_qkv(const mx::array& x, const RmsNorm& norm, std::span<const LinearWeight, 3> weights, const RopeParams& params,
+                          int64_t position, const Choice& linear_choice, const Choice& rope_choice, mx::StreamOrDevice s) {
+  for (const auto& weight : weights) check_linear("project_qkv", x, weight);
+  check_norm("project_qkv", norm, weights[0].in_features());
+  if (!linear_choice.fast || !rope_choice.fast || !x.size() || x.ndim() != 3 || !alike({&weights[0], &weights[1], &weights[2]}))
+    return qkv_by_parts(x, norm, weights, params, position, linear_choice, rope_choice, s);
+  std::vector<mx::array> inputs{x, norm.weight};
+  ProjectQkv::Params p{{},       params.head_dim, params.q_norm.has_value(), params.k_norm.has_value(),
+                       norm.eps, params.norm_eps, params.attention_scale,    position};
+  std::vector<mx::Shape> shapes;
+  for (const auto& weight : weights) {
+    p.formats.emplace_back(weight);
+    add_inputs(weight, inputs);
+    shapes.push_back(with_last(x.shape(), weight.out_features()));
+  }
+  check_rope(shapes[0], shapes[1], params, position);
+  inputs.push_back(params.inv_freq);
+  if (params.q_norm) inputs.push_back(*params.q_norm);
+  if (params.k_norm) inputs.push_back(*params.k_norm);
+  auto out = mx::array::make_arrays(std::move(shapes), {x.dtype(), x.dtype(), x.dtype()},
+                                    std::make_shared<ProjectQkv>(mx::to_stream(s), std::move(p)), inputs);
+  return {std::move(out[0]), std::move(out[1]), std::move(out[2])};
+}
+
+mx::array feed_forward(const mx::array& attended, const mx::array& residual, const FeedForward& layer, const Choice& choice,
+                       mx::StreamOrDevice s) {
+  check_linear("feed_forward", attended, layer.o);
+  for (const auto* weight : {&layer.gate, &layer.up}) check_linear("feed_forward", residual, *weight);
+  check_norm("feed_forward", layer.norm, layer.gate.in_features());
+  check_weight("feed_forward", layer.down);
+  const bool fits = layer.gate.out_features() == layer.up.out_features() && layer.down.in_features() == layer.gate.out_features() &&
+                    layer.down.out_features() == residual.shape(-1) && layer.o.out_features() == residual.shape(-1) &&
+                    attended.dtype() == residual.dtype() && with_last(attended.shape(), 1) == with_last(residual.shape(), 1);
+  if (!fits) throw std::invalid_argument("[feed_forward] the shapes of its arrays and weights do not fit each other");
+  if (!choice.fast || !residual.size() || !alike({&layer.gate, &layer.up})) {
+    const mx::array h = linear_add(attended, layer.o, residual, choice, s);
+    return linear_add(linear_swiglu(h, layer.gate, layer.up, choice, layer.norm, s), layer.down, h, choice, s);
+  }
+  std::vector<mx::array> inputs{attended, residual};
+  add_inputs(layer.o, inputs);
+  inputs.push_back(layer.norm.weight);
+  std::vector<WeightFormat> formats{WeightFormat(layer.o)};
+  for (const auto* weight : {&layer.gate, &layer.up, &layer.down}) {
+    formats.emplace_back(*weight);
+    add_inputs(*weight, inputs);
+  }
+  return mx::array(residual.shape(), residual.dtype(),
+                   std::make_shared<FeedForwardNode>(mx::to_stream(s), layer.norm.eps, std::move(formats)), std::move(inputs));
+}
+
+}  // namespace tersor::ops
