@@ -153,6 +153,26 @@ inline Rows decoded(const KvSlab& slab, bool keys) {
   return rows;
 }
 
+/// The largest product of a value's norm or scale with a level or code.
+inline double largest_code_value(const KvSlab& slab) {
+  const KvFormat& f = *slab.format;
+  const codec::Layout& layout = f.values;
+  const auto bytes = bytes_of(slab);
+  std::vector<uint8_t> codes(layout.dim);
+  std::vector<float> scalars(layout.scalar_rows);
+  double most = 0;
+  if (layout.family == codec::Family::full) return 0;
+  const double code = layout.family == codec::Family::turboquant ? layout.codec->levels().back() : (1 << layout.bits) - 1;
+  for (int b = 0; b < f.batch; ++b)
+    for (int h = 0; h < f.heads; ++h)
+      for (int64_t t = 0; t < slab.count; ++t) {
+        layout.get(&bytes[blocks_at(slab, false, b, h)], t, codes, scalars);
+        const int factors = layout.family == codec::Family::turboquant ? 1 : layout.groups;
+        for (int i = 0; i < factors; ++i) most = std::max(most, std::abs(scalars[i]) * code);
+      }
+  return most;
+}
+
 /// Additive mask of every query row and token position, [batch][heads][rows][tokens].
 using FullMask = Rows;
 

@@ -3,16 +3,17 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
-#include <utility>
+
+#include "kernels/cpu/kv_attend_item.h"
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "kernels/cpu/kv_attend.cpp"
 // Before whatever includes highway.h:
 #include "hwy/foreach_target.h"  // IWYU pragma: keep
-#include "hwy/contrib/math/math-inl.h"
 #include "hwy/highway.h"
 #include "kernels/cpu/float_convert-inl.h"
 #include "kernels/cpu/kv_rotate-inl.h"
+#include "kernels/cpu/kv_softmax-inl.h"
 #include "kernels/cpu/kv_tile-inl.h"
 #include "kernels/cpu/tile_matmul-inl.h"
 
@@ -23,81 +24,38 @@ namespace tersor::kernels {
 // Rows (query tokens x heads of a group) that share one decoded tile at most: their queries, scores and outputs stay in L2.
 inline constexpr int64_t kMaxRows = 96;
 
-inline int64_t padded(int64_t dim) { return (dim + codec::kLanes - 1) / codec::kLanes * codec::kLanes; }
-
-// One item's scratch, carved from its worker's memory. Partial results of split items use the last three.
-struct Scratch {
-  float *queries, *keys, *values, *scores, *scalars, *batch, *outputs, *maxima, *sums;
-};
-
-struct ScratchSizes {
-  size_t rows, key_dim, value_dim, scalar_rows;
-  ScratchSizes(const KvAttend& p, int64_t row_tile)
-      : rows(row_tile * (p.heads / p.kv_heads)), key_dim(padded(p.key_dim)), value_dim(padded(p.value_dim)), scalar_rows(1) {
-    for (size_t i = 0; i < p.segment_count; ++i)
-      scalar_rows = std::max<size_t>(
-          {scalar_rows, static_cast<size_t>(p.segments[i].keys->scalar_rows), static_cast<size_t>(p.segments[i].values->scalar_rows)});
-  }
-  size_t padded_rows() const { return padded(static_cast<int64_t>(rows)); }
-  size_t partial() const { return rows * value_dim + 2 * padded_rows(); }
-  size_t total() const {
-    return rows * key_dim + codec::kTileTokens * (key_dim + value_dim + rows + 2 * scalar_rows) +
-           std::max(key_dim, value_dim) * codec::kLanes + partial();
-  }
-};
-
-// What one item computes.
-struct Item {
-  int64_t batch, kv_head, row_begin, row_count, split;
-};
-inline Item item_of(const KvAttend& p, const KvAttendPlan& plan, size_t index) {
-  const int64_t split = static_cast<int64_t>(index) % plan.splits, unit = static_cast<int64_t>(index) / plan.splits;
-  const int64_t tile = plan.row_tiles - 1 - unit / (p.batch * p.kv_heads);  // the longest rows first
-  const int64_t head = unit % (p.batch * p.kv_heads);
-  return {head / p.kv_heads, head % p.kv_heads, tile * plan.row_tile, std::min(plan.row_tile, p.rows - tile * plan.row_tile), split};
-}
-
-// The tokens of a segment, as indices within it, that a row at `position` may see.
-struct Range {
-  int64_t lo, hi;
-};
-inline Range visible(const KvAttend& p, const KvSegment& s, int64_t position) {
-  int64_t lo = std::max({s.first, s.lo_abs, position + s.lo_rel});
-  int64_t hi = std::min(s.first + s.count, std::max(s.hi_abs, position + s.hi_rel));
-  if (p.causal) hi = std::min(hi, position + 1);
-  if (p.sliding_window > 0) lo = std::max(lo, position - p.sliding_window + 1);
-  return {lo - s.first, std::max(lo, hi) - s.first};
-}
-
 }  // namespace tersor::kernels
 #endif
 
 HWY_BEFORE_NAMESPACE();
 namespace tersor::kernels::HWY_NAMESPACE {
+TERSOR_KV_ATTEND_STEPS
 namespace attend {
 namespace hn = hwy::HWY_NAMESPACE;
 using levels::F;
-constexpr int kTile = codec::kTileTokens;
-constexpr float kMinusInfinity = -std::numeric_limits<float>::infinity();
+using softmax::kMinusInfinity;
+using softmax::kTile;
 
-inline Scratch carve(float* memory, const ScratchSizes& n) {
-  Scratch s;
-  const auto take = [&memory](size_t count) { return std::exchange(memory, memory + count); };
-  s.queries = take(n.rows * n.key_dim);
-  s.keys = take(kTile * n.key_dim);
-  s.values = take(kTile * n.value_dim);
-  s.scores = take(kTile * n.rows);
-  s.scalars = take(2 * kTile * n.scalar_rows);
-  s.batch = take(std::max(n.key_dim, n.value_dim) * codec::kLanes);
-  s.outputs = take(n.rows * n.value_dim);
-  s.maxima = take(n.padded_rows());
-  s.sums = take(n.padded_rows());
-  return s;
+// `full` blocks are multiplied on their way from memory for so few rows; more rows share a tile of floats.
+constexpr size_t kDirectRows = 8;
+// Integer dots do twice the work of float multiply-adds where bytes are multiplied, else as much: then a shared tile of floats wins.
+#if HWY_TARGET == HWY_AVX3_DL
+constexpr size_t kIntegerRows = SIZE_MAX;
+#else
+constexpr size_t kIntegerRows = 16;
+#endif
+
+inline bool takes_integers(const KvAttend& p, const codec::Layout& layout, size_t rows) {
+  return !p.exact && rows <= kIntegerRows && has_integer_dots(layout);
 }
 
 template <bool kInverse>
 void RotateRows(float* rows, size_t ld, size_t count, const codec::Rotation& rotation, float* batch) {
   const size_t dim = rotation.dim();
+  if (rotates_rows(rotation)) {
+    for (size_t r = 0; r < count; ++r) RotateRow<kInverse>(rows + r * ld, rotation);
+    return;
+  }
   for (size_t first = 0; first < count; first += codec::kLanes) {
     const size_t n = std::min<size_t>(codec::kLanes, count - first);
     RowsToBatch(rows + first * ld, ld, n, dim, batch);
@@ -109,83 +67,24 @@ void RotateRows(float* rows, size_t ld, size_t count, const codec::Rotation& rot
   }
 }
 
-// Row r of an item is query token r / group of head r % group.
-inline void LoadQueries(const KvAttend& p, const Item& item, const Scratch& s, size_t ld) {
+// Row r of an item is query token r / group of head r % group. Scores come out in units of log 2, unless a soft cap has to see them.
+inline void LoadQueries(const KvAttend& p, const KvItem& item, const KvScratch& s, size_t ld) {
   const int64_t group = p.heads / p.kv_heads;
   const F d;
+  const auto scale = hn::Set(d, p.soft_cap > 0 ? p.scale : p.scale * softmax::kLog2E);
   for (int64_t r = 0; r < item.row_count * group; ++r) {
     float* row = s.queries + r * ld;
     ToFloat(p.queries.type, p.queries.row(item.batch, item.kv_head * group + r % group, item.row_begin + r / group), row, p.key_dim);
     std::fill(row + p.key_dim, row + ld, 0.0f);
-    for (size_t i = 0; i < ld; i += hn::Lanes(d)) hn::StoreU(hn::Mul(hn::LoadU(d, row + i), hn::Set(d, p.scale)), d, row + i);
+    for (size_t i = 0; i < ld; i += hn::Lanes(d)) hn::StoreU(hn::Mul(hn::LoadU(d, row + i), scale), d, row + i);
   }
   if (p.key_rotation) RotateRows<false>(s.queries, ld, item.row_count * group, *p.key_rotation, s.batch);
-}
-
-inline void ScaleRow(float* row, float factor, size_t n) {
-  const F d;
-  for (size_t i = 0; i < n; i += hn::Lanes(d)) hn::StoreU(hn::Mul(hn::LoadU(d, row + i), hn::Set(d, factor)), d, row + i);
 }
 
 inline void MultiplyRow(float* row, const float* factors) {
   const F d;
   for (int i = 0; i < kTile; i += static_cast<int>(hn::Lanes(d)))
     hn::StoreU(hn::Mul(hn::LoadU(d, row + i), hn::LoadU(d, factors + i)), d, row + i);
-}
-
-inline void SoftCap(float* row, float cap) {
-  const F d;
-  const auto c = hn::Set(d, cap), inverse = hn::Set(d, 1 / cap);
-  for (int i = 0; i < kTile; i += static_cast<int>(hn::Lanes(d)))
-    hn::StoreU(hn::Mul(c, hn::Tanh(d, hn::Mul(hn::LoadU(d, row + i), inverse))), d, row + i);
-}
-
-// What the mask adds to a score.
-inline float MaskValue(const KvAttend& p, int64_t at) {
-  switch (p.mask_kind) {
-    case MaskKind::none: return 0;
-    case MaskKind::boolean: return static_cast<const bool*>(p.mask)[at] ? 0 : kMinusInfinity;
-    case MaskKind::f16: return half_to_float(static_cast<const uint16_t*>(p.mask)[at]);
-    case MaskKind::bf16: return bfloat_to_float(static_cast<const uint16_t*>(p.mask)[at]);
-    case MaskKind::f32: return static_cast<const float*>(p.mask)[at];
-  }
-  return 0;
-}
-
-// Adds the mask to scores [lo, hi) of one row; `token` is the position of score 0. Minus infinity hides a score, even NaN.
-inline void ApplyMask(const KvAttend& p, float* row, int64_t batch, int64_t head, int64_t query, int64_t token, int64_t lo, int64_t hi) {
-  const int64_t base = batch * p.mask_strides[0] + head * p.mask_strides[1] + query * p.mask_strides[2];
-  for (int64_t i = lo; i < hi; ++i) {
-    const float value = MaskValue(p, base + (token + i) * p.mask_strides[3]);
-    row[i] = value == kMinusInfinity ? value : row[i] + value;
-  }
-}
-
-// One row's online softmax over 64 scores, of which [lo, hi) count: scores become probabilities relative to the running maximum.
-inline void SoftmaxRow(float* row, int64_t lo, int64_t hi, float& maximum, float& sum, float* output, size_t value_dim) {
-  const F d;
-  std::fill(row, row + lo, kMinusInfinity);
-  std::fill(row + hi, row + kTile, kMinusInfinity);
-  auto top = hn::LoadU(d, row);
-  for (int i = static_cast<int>(hn::Lanes(d)); i < kTile; i += static_cast<int>(hn::Lanes(d))) top = hn::Max(top, hn::LoadU(d, row + i));
-  const float tile_maximum = hn::GetLane(hn::MaxOfLanes(d, top));
-  if (tile_maximum == kMinusInfinity) {  // nothing visible: no change, and no exp(-inf + inf)
-    std::fill(row, row + kTile, 0.0f);
-    return;
-  }
-  if (!(tile_maximum <= maximum)) {
-    const float shrink = maximum == kMinusInfinity ? 0.0f : std::exp(maximum - tile_maximum);
-    maximum = tile_maximum;
-    sum *= shrink;
-    ScaleRow(output, shrink, value_dim);
-  }
-  auto total = hn::Zero(d);
-  for (int i = 0; i < kTile; i += static_cast<int>(hn::Lanes(d))) {
-    const auto weight = hn::Exp(d, hn::Sub(hn::LoadU(d, row + i), hn::Set(d, maximum)));
-    total = hn::Add(total, weight);
-    hn::StoreU(weight, d, row + i);
-  }
-  sum += hn::GetLane(hn::SumOfLanes(d, total));
 }
 
 // Values with infinities or NaN: a token of weight zero must not turn the output into NaN.
@@ -195,53 +94,80 @@ inline void AccumulateCarefully(const float* weights, const float* values, float
       for (size_t i = 0; i < value_dim; ++i) output[i] += weights[t] * values[t * value_dim + i];
 }
 
-// Scores of one tile for all rows to weights; returns nothing when no row sees the tile.
-inline void Softmax(const KvAttend& p, const Item& item, const KvSegment& segment, int64_t tile_begin, const Scratch& s,
-                    const float* key_norms, const float* value_norms, size_t value_dim) {
+// One tile as an item meets it.
+struct TileView {
+  const uint8_t *keys, *values;
+  int tokens;
+  size_t rows;
+};
+
+inline void Scores(const KvAttend& p, const codec::Layout& layout, const TileView& tile, const KvScratch& s, const KvScratchSizes& n) {
+  if (takes_integers(p, layout, tile.rows)) return ScoreCodes(layout, tile.keys, s.integers, tile.rows, s.scalars, s.scores);
+  if (layout.family == codec::Family::full && tile.rows <= kDirectRows)
+    return ScoreFull(layout, tile.keys, tile.tokens, s.queries, n.key_dim, tile.rows, s.scores);
+  const TileFacts facts = DecodeTile(layout, tile.keys, tile.tokens, s.scalars, s.keys);
+  TileMatMul<false>(s.queries, n.key_dim, s.keys, kTile, s.scores, kTile, tile.rows, padded(tile.tokens), p.key_dim);
+  if (facts.norms)
+    for (size_t r = 0; r < tile.rows; ++r) MultiplyRow(s.scores + r * kTile, facts.norms);
+}
+
+// Weights times values, added to the outputs. The weights may be changed.
+inline void Outputs(const KvAttend& p, const codec::Layout& layout, const TileView& tile, const KvScratch& s, const KvScratchSizes& n) {
+  if (takes_integers(p, layout, tile.rows))
+    return WeighCodes(layout, tile.values, s.scores, tile.rows, s.scalars, s.outputs, n.value_dim);
+  if (layout.family == codec::Family::full && tile.rows <= kDirectRows)
+    return WeighFull(layout, tile.values, tile.tokens, s.scores, tile.rows, s.outputs, n.value_dim);
+  const TileFacts facts = DecodeTile(layout, tile.values, tile.tokens, s.scalars, s.values);
+  if (facts.norms)
+    for (size_t r = 0; r < tile.rows; ++r) MultiplyRow(s.scores + r * kTile, facts.norms);
+  if (facts.finite) {
+    TileMatMul<true>(s.scores, kTile, s.values, n.value_dim, s.outputs, n.value_dim, tile.rows, n.value_dim, tile.tokens);
+  } else {
+    for (size_t r = 0; r < tile.rows; ++r)
+      AccumulateCarefully(s.scores + r * kTile, s.values, s.outputs + r * n.value_dim, n.value_dim, tile.tokens);
+  }
+}
+
+// Scores of one tile for all rows to weights.
+inline void Softmax(const KvAttend& p, const KvItem& item, const KvSegment& segment, int64_t begin, const KvScratch& s,
+                    const KvScratchSizes& n) {
   const int64_t group = p.heads / p.kv_heads;
   for (int64_t r = 0; r < item.row_count * group; ++r) {
     float* const row = s.scores + r * kTile;
     const int64_t query = item.row_begin + r / group, head = item.kv_head * group + r % group;
-    const Range range = visible(p, segment, p.position + query);
-    const int64_t lo = std::clamp<int64_t>(range.lo - tile_begin, 0, kTile), hi = std::clamp<int64_t>(range.hi - tile_begin, lo, kTile);
-    if (key_norms) MultiplyRow(row, key_norms);
-    if (p.soft_cap > 0) SoftCap(row, p.soft_cap);
-    if (p.mask_kind != MaskKind::none) ApplyMask(p, row, item.batch, head, query, segment.first + tile_begin, lo, hi);
-    SoftmaxRow(row, lo, hi, s.maxima[r], s.sums[r], s.outputs + r * value_dim, value_dim);
-    if (value_norms) MultiplyRow(row, value_norms);
+    const KvRange range = visible(p, segment, p.position + query);
+    const int64_t lo = std::clamp<int64_t>(range.lo - begin, 0, kTile), hi = std::clamp<int64_t>(range.hi - begin, lo, kTile);
+    if (p.soft_cap > 0) softmax::SoftCap(row, p.soft_cap);
+    if (p.mask_kind != MaskKind::none) softmax::ApplyMask(p, row, item.batch, head, query, segment.first + begin, lo, hi);
+    softmax::SoftmaxRow(row, lo, hi, {s.maxima[r], s.lane_sums + r * codec::kLanes, s.outputs + r * n.value_dim, n.value_dim});
   }
 }
 
-inline void Tile(const KvAttend& p, const Item& item, const KvSegment& segment, int64_t tile, const Scratch& s, const ScratchSizes& n) {
+inline void Tile(const KvAttend& p, const KvItem& item, const KvSegment& segment, int64_t tile, const KvScratch& s,
+                 const KvScratchSizes& n) {
   const int64_t begin = tile * kTile;
-  const int tokens = static_cast<int>(std::min<int64_t>(kTile, segment.count - begin));
-  const size_t rows = item.row_count * (p.heads / p.kv_heads);
-  const uint8_t* keys = segment.blocks + item.batch * segment.batch_stride + item.kv_head * segment.head_stride;
-  const uint8_t* values = keys + segment.values_offset + begin / segment.values->block_tokens * segment.values->block_bytes;
-  keys += begin / segment.keys->block_tokens * segment.keys->block_bytes;
-
-  const TileFacts key_facts = DecodeTile(*segment.keys, keys, tokens, s.scalars, s.keys);
-  TileMatMul<false>(s.queries, n.key_dim, s.keys, kTile, s.scores, kTile, rows, padded(tokens), p.key_dim);
-  const TileFacts value_facts = DecodeTile(*segment.values, values, tokens, s.scalars + kTile * n.scalar_rows, s.values);
-  Softmax(p, item, segment, begin, s, key_facts.norms, value_facts.norms, n.value_dim);
-  if (value_facts.finite) {
-    TileMatMul<true>(s.scores, kTile, s.values, n.value_dim, s.outputs, n.value_dim, rows, n.value_dim, tokens);
-  } else {
-    for (size_t r = 0; r < rows; ++r) AccumulateCarefully(s.scores + r * kTile, s.values, s.outputs + r * n.value_dim, n.value_dim, tokens);
-  }
+  const uint8_t* head = segment.blocks + item.batch * segment.batch_stride + item.kv_head * segment.head_stride;
+  const codec::Layout &keys = *segment.keys, &values = *segment.values;
+  const TileView view{head + begin / keys.block_tokens * keys.block_bytes,
+                      head + segment.values_offset + begin / values.block_tokens * values.block_bytes,
+                      static_cast<int>(std::min<int64_t>(kTile, segment.count - begin)),
+                      static_cast<size_t>(item.row_count * (p.heads / p.kv_heads))};
+  Scores(p, keys, view, s, n);
+  Softmax(p, item, segment, begin, s, n);
+  Outputs(p, values, view, s, n);
 }
 
 // Divides by the sums (learned sinks join them here), undoes the rotation, writes the rows.
-inline void Finish(const KvAttend& p, const Item& item, const Scratch& s, const ScratchSizes& n) {
+inline void Finish(const KvAttend& p, const KvItem& item, const KvScratch& s, const KvScratchSizes& n) {
   const int64_t group = p.heads / p.kv_heads, rows = item.row_count * group;
   for (int64_t r = 0; r < rows; ++r) {
     float sum = s.sums[r], factor = 1;
     if (p.sinks) {
-      const float sink = p.sinks[item.kv_head * group + r % group], top = std::max(sink, s.maxima[r]);
-      factor = s.maxima[r] == kMinusInfinity ? 0.0f : std::exp(s.maxima[r] - top);
-      sum = sum * factor + (sink == kMinusInfinity ? 0.0f : std::exp(sink - top));
+      const float sink = p.sinks[item.kv_head * group + r % group] * softmax::kLog2E, top = std::max(sink, s.maxima[r]);
+      factor = s.maxima[r] == kMinusInfinity ? 0.0f : std::exp2(s.maxima[r] - top);
+      sum = sum * factor + (sink == kMinusInfinity ? 0.0f : std::exp2(sink - top));
     }
-    ScaleRow(s.outputs + r * n.value_dim, sum == 0 ? 0.0f : factor / sum, n.value_dim);  // a row that sees nothing gives zeros
+    softmax::ScaleRow(s.outputs + r * n.value_dim, sum == 0 ? 0.0f : factor / sum, n.value_dim);  // a row that sees nothing gives zeros
   }
   if (p.value_rotation) RotateRows<true>(s.outputs, n.value_dim, rows, *p.value_rotation, s.batch);
   for (int64_t r = 0; r < rows; ++r) {
@@ -252,24 +178,19 @@ inline void Finish(const KvAttend& p, const Item& item, const Scratch& s, const 
   }
 }
 
-}  // namespace attend
-
-void KvAttendItem(const KvAttend& p, const KvAttendPlan& plan, size_t index, float* worker_scratch, float* partials) {
-  using namespace attend;
-  const ScratchSizes n(p, plan.row_tile);
-  Scratch s = carve(worker_scratch, n);
-  if (plan.splits > 1) {
-    s.outputs = partials + index * n.partial();
-    s.maxima = s.outputs + n.rows * n.value_dim;
-    s.sums = s.maxima + n.padded_rows();
-  }
-  const Item item = item_of(p, plan, index);
+// Queries in the forms that the segments need, and empty results.
+inline void Begin(const KvAttend& p, const KvItem& item, const KvScratch& s, const KvScratchSizes& n) {
+  const size_t rows = item.row_count * (p.heads / p.kv_heads);
   LoadQueries(p, item, s, n.key_dim);
-  std::fill(s.outputs, s.outputs + n.rows * n.value_dim, 0.0f);
-  std::fill(s.maxima, s.maxima + n.padded_rows(), kMinusInfinity);
-  std::fill(s.sums, s.sums + n.padded_rows(), 0.0f);
+  const auto integers = [&](const KvSegment& segment) { return takes_integers(p, *segment.keys, rows); };
+  if (std::any_of(p.segments, p.segments + p.segment_count, integers)) QuantiseRows(s.queries, n.key_dim, rows, n.key_dim, s.integers);
+  std::fill(s.outputs, s.outputs + rows * n.value_dim, 0.0f);
+  std::fill(s.lane_sums, s.lane_sums + rows * codec::kLanes, 0.0f);
+  std::fill(s.maxima, s.maxima + rows, kMinusInfinity);
+}
 
-  // Tiles of all segments in one row, of which this split takes a contiguous part.
+// All tiles that an item sees. The tiles of all segments make one row, of which the item's split is a contiguous part.
+inline void Tiles(const KvAttend& p, const KvAttendPlan& plan, const KvItem& item, const KvScratch& s, const KvScratchSizes& n) {
   int64_t total = 0, seen = 0;
   for (size_t i = 0; i < p.segment_count; ++i) total += (p.segments[i].count + kTile - 1) / kTile;
   const int64_t from = total * item.split / plan.splits, to = total * (item.split + 1) / plan.splits;
@@ -283,15 +204,30 @@ void KvAttendItem(const KvAttend& p, const KvAttendPlan& plan, size_t index, flo
     for (int64_t tile = first; tile < last; ++tile) Tile(p, item, segment, tile, s, n);
     seen += tiles;
   }
+}
+
+}  // namespace attend
+
+void KvAttendItem(const KvAttend& p, const KvAttendPlan& plan, size_t index, float* worker_scratch, float* partials) {
+  using namespace attend;
+  const KvScratchSizes n(p, plan.row_tile);
+  KvScratch s = n.carve(worker_scratch);
+  if (plan.splits > 1) n.set_results(partials + index * n.partial(), s);
+  const KvItem item = item_of(p, plan, index);
+  Begin(p, item, s, n);
+  Tiles(p, plan, item, s, n);
+  const F d;
+  for (size_t r = 0; r < static_cast<size_t>(item.row_count * (p.heads / p.kv_heads)); ++r)
+    s.sums[r] = hn::GetLane(hn::SumOfLanes(d, hn::LoadU(d, s.lane_sums + r * codec::kLanes)));
   if (plan.splits == 1) Finish(p, item, s, n);
 }
 
 void KvAttendMerge(const KvAttend& p, const KvAttendPlan& plan, size_t merge, float* worker_scratch, const float* partials) {
   using namespace attend;
-  const ScratchSizes n(p, plan.row_tile);
-  const Scratch s = carve(worker_scratch, n);
+  const KvScratchSizes n(p, plan.row_tile);
+  const KvScratch s = n.carve(worker_scratch);
   const size_t first = merge * plan.splits;
-  const Item item = item_of(p, plan, first);
+  const KvItem item = item_of(p, plan, first);
   const size_t rows = item.row_count * (p.heads / p.kv_heads);
   const F d;
   for (size_t r = 0; r < rows; ++r) {
@@ -305,7 +241,7 @@ void KvAttendMerge(const KvAttend& p, const KvAttendPlan& plan, size_t merge, fl
       const float maximum = part(k)[n.rows * n.value_dim + r];
       const float sum = part(k)[n.rows * n.value_dim + n.padded_rows() + r];
       if (maximum == kMinusInfinity && sum == 0) continue;
-      const float weight = std::exp(maximum - top);
+      const float weight = std::exp2(maximum - top);
       s.sums[r] += weight * sum;
       for (size_t i = 0; i < n.value_dim; i += hn::Lanes(d))
         hn::StoreU(hn::MulAdd(hn::Set(d, weight), hn::LoadU(d, part(k) + r * n.value_dim + i), hn::LoadU(d, output + i)), d, output + i);
@@ -336,7 +272,7 @@ KvAttendPlan kv_attend_plan(const KvAttend& p, size_t threads) {
   plan.splits = threads > 1 && units < kItemsPerThread * static_cast<int64_t>(threads)
                     ? std::max<int64_t>(1, std::min(wanted, tiles / kTilesPerItem))
                     : 1;
-  const ScratchSizes sizes(p, plan.row_tile);
+  const KvScratchSizes sizes(p, plan.row_tile);
   plan.items = static_cast<size_t>(units * plan.splits);
   plan.merges = plan.splits > 1 ? static_cast<size_t>(units) : 0;
   plan.worker_floats = (sizes.total() + 15) / 16 * 16;

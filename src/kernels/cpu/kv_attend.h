@@ -43,6 +43,7 @@ struct KvAttend {
   MaskKind mask_kind = MaskKind::none;
   const void* mask = nullptr;              // [batch][heads][rows][tokens by position]
   int64_t mask_strides[4] = {0, 0, 0, 0};  // elements; 0 broadcasts
+  bool exact = false;  // float arithmetic on codes, instead of queries and weights quantised to 16 bits for integer dot products
   const KvSegment* segments = nullptr;
   size_t segment_count = 0;
 };

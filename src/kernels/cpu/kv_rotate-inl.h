@@ -90,6 +90,63 @@ inline void UnrotateBatch(float* x, const codec::Rotation& rotation) {
   }
 }
 
+/// Whether single rows can be rotated in place, which needs no transposing.
+inline bool rotates_rows(const codec::Rotation& rotation) {
+  return rotation.core() == 1 && rotation.dim() % hwy::HWY_NAMESPACE::Lanes(rotate::Tag()) == 0;
+}
+
+namespace rotate {
+// Butterflies between lanes kHalf apart, for all vectors of a row.
+template <size_t kHalf>
+HWY_INLINE void Butterflies(float* x, size_t dim) {
+  const Tag d;
+  const hn::RebindToSigned<Tag> di;
+  HWY_ALIGN int32_t partners[kBatch];
+  HWY_ALIGN float signs[kBatch];
+  for (size_t i = 0; i < hn::Lanes(d); ++i) partners[i] = static_cast<int32_t>(i ^ kHalf), signs[i] = i & kHalf ? -1.0f : 1.0f;
+  const auto partner = hn::IndicesFromVec(d, hn::Load(di, partners));
+  const auto sign = hn::Load(d, signs);
+  for (size_t i = 0; i < dim; i += hn::Lanes(d)) {
+    const auto v = hn::LoadU(d, x + i);
+    hn::StoreU(hn::MulAdd(v, sign, hn::TableLookupLanes(v, partner)), d, x + i);
+  }
+}
+
+inline void WalshHadamardRow(float* x, size_t dim) {
+  const Tag d;
+  if constexpr (HWY_MAX_BYTES >= 64) Butterflies<8>(x, dim);
+  if constexpr (HWY_MAX_BYTES >= 32) Butterflies<4>(x, dim);
+  Butterflies<2>(x, dim);
+  Butterflies<1>(x, dim);
+  for (size_t half = hn::Lanes(d); half < dim; half *= 2)
+    for (size_t block = 0; block < dim; block += 2 * half)
+      for (size_t i = block; i < block + half; i += hn::Lanes(d)) {
+        const auto a = hn::LoadU(d, x + i), b = hn::LoadU(d, x + i + half);
+        hn::StoreU(hn::Add(a, b), d, x + i);
+        hn::StoreU(hn::Sub(a, b), d, x + i + half);
+      }
+}
+
+inline void ScaleRow(float* x, const float* signs, float factor, size_t dim) {
+  const Tag d;
+  for (size_t i = 0; i < dim; i += hn::Lanes(d))
+    hn::StoreU(hn::Mul(hn::LoadU(d, x + i), hn::Mul(hn::LoadU(d, signs + i), hn::Set(d, factor))), d, x + i);
+}
+}  // namespace rotate
+
+/// One row, for which rotates_rows() holds.
+template <bool kInverse>
+void RotateRow(float* x, const codec::Rotation& rotation) {
+  const size_t dim = rotation.dim();
+  const float norm = static_cast<float>(1 / std::sqrt(static_cast<double>(dim)));
+  for (int i = 0; i < rotation.rounds(); ++i) {
+    const int round = kInverse ? rotation.rounds() - 1 - i : i;
+    if (kInverse) rotate::WalshHadamardRow(x, dim);
+    rotate::ScaleRow(x, rotation.signs().data() + round * dim, norm, dim);
+    if (!kInverse) rotate::WalshHadamardRow(x, dim);
+  }
+}
+
 /// Rows of `ld` floats to columns of a batch and back; count <= 16. Columns beyond count become 0.
 inline void RowsToBatch(const float* rows, size_t ld, size_t count, size_t dim, float* batch) {
   for (size_t i = 0; i < dim; ++i)

@@ -1,0 +1,96 @@
+// How attention is cut into items, and the memory each item works in.
+#pragma once
+
+#include <algorithm>
+#include <utility>
+
+#include "kernels/cpu/kv_attend.h"
+#include "kernels/cpu/kv_attend_parts.h"
+
+namespace tersor::kernels {
+
+inline int64_t padded(int64_t dim) { return (dim + codec::kLanes - 1) / codec::kLanes * codec::kLanes; }
+
+/// What one item computes: row_count query tokens of the heads that share one KV head, over one part of the tokens.
+struct KvItem {
+  int64_t batch, kv_head, row_begin, row_count, split;
+};
+inline KvItem item_of(const KvAttend& p, const KvAttendPlan& plan, size_t index) {
+  const int64_t split = static_cast<int64_t>(index) % plan.splits, unit = static_cast<int64_t>(index) / plan.splits;
+  const int64_t tile = plan.row_tiles - 1 - unit / (p.batch * p.kv_heads);  // the longest rows first
+  const int64_t head = unit % (p.batch * p.kv_heads);
+  return {head / p.kv_heads, head % p.kv_heads, tile * plan.row_tile, std::min(plan.row_tile, p.rows - tile * plan.row_tile), split};
+}
+
+/// The tokens of a segment, as indices within it, that a row at `position` may see.
+struct KvRange {
+  int64_t lo, hi;
+};
+inline KvRange visible(const KvAttend& p, const KvSegment& s, int64_t position) {
+  int64_t lo = std::max({s.first, s.lo_abs, position + s.lo_rel});
+  int64_t hi = std::min(s.first + s.count, std::max(s.hi_abs, position + s.hi_rel));
+  if (p.causal) hi = std::min(hi, position + 1);
+  if (p.sliding_window > 0) lo = std::max(lo, position - p.sliding_window + 1);
+  return {lo - s.first, std::max(lo, hi) - s.first};
+}
+
+/// One item's memory, carved from its worker's. Rows are query tokens x heads of the group. Split items leave their results
+/// (outputs, maxima, sums) in the shared memory instead.
+struct KvScratch {
+  float *queries, *keys, *values, *scores, *scalars, *batch, *lane_sums;
+  IntegerRows integers;
+  float *outputs, *maxima, *sums;
+};
+
+struct KvScratchSizes {
+  size_t rows, key_dim, value_dim, scalar_rows = 1;
+  KvScratchSizes(const KvAttend& p, int64_t row_tile)
+      : rows(static_cast<size_t>(row_tile * (p.heads / p.kv_heads))),
+        key_dim(static_cast<size_t>(padded(p.key_dim))),
+        value_dim(static_cast<size_t>(padded(p.value_dim))) {
+    for (size_t i = 0; i < p.segment_count; ++i)
+      scalar_rows = std::max<size_t>(
+          {scalar_rows, static_cast<size_t>(p.segments[i].keys->scalar_rows), static_cast<size_t>(p.segments[i].values->scalar_rows)});
+  }
+  size_t padded_rows() const { return static_cast<size_t>(padded(static_cast<int64_t>(rows))); }
+  size_t partial() const { return rows * value_dim + 2 * padded_rows(); }
+
+  KvScratch carve(float* memory) const {
+    KvScratch s{};
+    float* at[kParts];
+    for (size_t i = 0; i < kParts; ++i) at[i] = std::exchange(memory, memory + part(i));
+    s.queries = at[0], s.keys = at[1], s.values = at[2], s.scores = at[3], s.scalars = at[4], s.batch = at[5], s.lane_sums = at[6];
+    s.integers = {reinterpret_cast<int32_t*>(at[7]), reinterpret_cast<int32_t*>(at[8]), at[9]};
+    set_results(at[10], s);
+    return s;
+  }
+  void set_results(float* memory, KvScratch& s) const {
+    s.outputs = memory;
+    s.maxima = s.outputs + rows * value_dim;
+    s.sums = s.maxima + padded_rows();
+  }
+  size_t total() const {
+    size_t sum = 0;
+    for (size_t i = 0; i < kParts; ++i) sum += part(i);
+    return sum;
+  }
+
+ private:
+  static constexpr size_t kParts = 11;
+  size_t part(size_t i) const {
+    const size_t floats[kParts] = {rows * key_dim,
+                                   codec::kTileTokens * key_dim,
+                                   codec::kTileTokens * value_dim,
+                                   codec::kTileTokens * rows,
+                                   codec::kTileTokens * scalar_rows,
+                                   std::max(key_dim, value_dim) * codec::kLanes,
+                                   rows * codec::kLanes,
+                                   rows * key_dim / 2,
+                                   rows * key_dim / codec::kLanes,
+                                   rows,
+                                   partial()};
+    return static_cast<size_t>(padded(static_cast<int64_t>(floats[i])));
+  }
+};
+
+}  // namespace tersor::kernels

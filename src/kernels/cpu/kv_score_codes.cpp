@@ -1,0 +1,156 @@
+#include <algorithm>
+
+#include "kernels/cpu/kv_attend_parts.h"
+
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "kernels/cpu/kv_score_codes.cpp"
+// Before whatever includes highway.h:
+#include "hwy/foreach_target.h"  // IWYU pragma: keep
+#include "hwy/cache_control.h"
+#include "hwy/highway.h"
+#include "kernels/cpu/kv_integer-inl.h"
+#include "kernels/cpu/kv_scalars-inl.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace tersor::kernels::HWY_NAMESPACE {
+TERSOR_KV_ATTEND_STEPS
+namespace score_codes {
+namespace hn = hwy::HWY_NAMESPACE;
+using namespace integer;
+constexpr size_t kTile = codec::kTileTokens;
+
+struct Keys {
+  const codec::Layout& layout;
+  const uint8_t* block;
+  const float* scalars;  // decoded: [64] norms, or [groups][64] scales and as many biases
+};
+
+// Rows of queries that share each decoded register.
+struct Queries {
+  const int32_t* words;
+  const int32_t* sums;
+  const float* steps;
+};
+
+// Sum of a row's integers over dims [begin, end), multiples of 16.
+HWY_INLINE float SumOf(const int32_t* sums, size_t begin, size_t end) {
+  int32_t sum = 0;
+  for (size_t i = begin / codec::kLanes; i < end / codec::kLanes; ++i) sum += sums[i];
+  return static_cast<float>(sum);
+}
+
+// What one row's sums over some dims add to the scores of 16 tokens.
+template <class Bytes>
+HWY_INLINE VF Finish(const Sums& dots, float of_row, float step, const float* scalars, const codec::Layout& layout) {
+  const VF total = hn::ConvertTo(F(), dots.total()), scale = hn::LoadU(F(), scalars);
+  if constexpr (Bytes::kAffine) {
+    const VF bias = hn::LoadU(F(), scalars + layout.groups * kTile);
+    return hn::Mul(hn::MulAdd(scale, total, hn::Mul(bias, hn::Set(F(), of_row))), hn::Set(F(), step));
+  } else {
+    const VF centred = hn::Sub(total, hn::Set(F(), Bytes::kCentre * of_row));
+    return hn::Mul(centred, hn::Mul(scale, hn::Set(F(), step * 2 * layout.codec->grid_step())));
+  }
+}
+
+// Scores of kRows rows with the tokens of two groups of 16 (those that share a byte in 4-bit planes).
+template <class Bytes, size_t kRows, int kPair>
+HWY_INLINE void ScorePair(const Keys& k, const Bytes& bytes, const Queries& q, float* HWY_RESTRICT scores) {
+  constexpr int kBits = Bytes::kCodeBits;
+  constexpr int kLinesAhead = kBits > 4 ? 2 : 1;
+  const codec::Layout& layout = k.layout;
+  const size_t dims = layout.padded_dim, quads = dims / 4;
+  const size_t part = Bytes::kAffine ? std::min<size_t>(layout.group, kMostTerms) : kMostTerms;
+  const uint8_t *low = k.block + layout.planes[0].offset, *high = k.block + layout.planes[1].offset;
+  const uint8_t* ahead = k.block + layout.block_bytes + kPair * kLinesAhead * quads * codec::kRowBytes;
+  for (size_t lane = 0; lane < codec::kLanes; lane += hn::Lanes(F())) {
+    for (size_t begin = 0; begin < dims; begin += part) {
+      const size_t end = std::min(begin + part, dims);
+      Sums dots[kRows][2];
+#pragma GCC unroll 4
+      for (size_t r = 0; r < kRows; ++r) dots[r][0].clear(), dots[r][1].clear();
+#pragma GCC unroll 1
+      for (size_t quad = begin / 4; quad < end / 4; quad += 2) {
+        codes::Unrolled<2>([&](auto parity) __attribute__((always_inline)) {
+          for (int i = 0; i < kLinesAhead; ++i, ahead += codec::kRowBytes) hwy::Prefetch(ahead);
+          const size_t at = quad + parity;
+          const Operand c0(bytes(codes::KeyCodes<kBits, Bytes::kClean, 2 * kPair, parity>(low, high, at, lane)));
+          const Operand c1(bytes(codes::KeyCodes<kBits, Bytes::kClean, 2 * kPair + 1, parity>(low, high, at, lane)));
+#pragma GCC unroll 4
+          for (size_t r = 0; r < kRows; ++r) {
+            const int32_t* words = q.words + r * (dims / 2);
+            const VI w0 = Word<0>(words, quads, at), w1 = Word<1>(words, quads, at);
+            dots[r][0].dot(c0, w0, w1);
+            dots[r][1].dot(c1, w0, w1);
+          }
+        });
+      }
+      const float* scalars = k.scalars + (Bytes::kAffine ? begin / part * kTile : 0) + 2 * kPair * codec::kLanes + lane;
+#pragma GCC unroll 4
+      for (size_t r = 0; r < kRows; ++r) {
+        const float of_row = SumOf(q.sums + r * (dims / codec::kLanes), begin, end);
+#pragma GCC unroll 2
+        for (size_t i = 0; i < 2; ++i) {
+          float* const to = scores + r * kTile + (2 * kPair + i) * codec::kLanes + lane;
+          const VF score = Finish<Bytes>(dots[r][i], of_row, q.steps[r], scalars + i * codec::kLanes, layout);
+          hn::StoreU(begin == 0 ? score : hn::Add(score, hn::LoadU(F(), to)), F(), to);
+        }
+      }
+    }
+  }
+}
+
+template <class Bytes, size_t kRows>
+HWY_NOINLINE void Score(const Keys& keys, const Bytes& bytes, const Queries& queries, float* scores) {
+  ScorePair<Bytes, kRows, 0>(keys, bytes, queries, scores);
+  ScorePair<Bytes, kRows, 1>(keys, bytes, queries, scores);
+}
+
+template <class Bytes>
+void ScoreRows(const Keys& keys, const IntegerRows& rows, size_t count, float* scores) {
+  const Bytes bytes(keys.layout);
+  const size_t dims = keys.layout.padded_dim;
+  Queries q{rows.words, rows.sums, rows.steps};
+  for (size_t runs = (count + 3) / 4; runs; --runs) {  // runs of nearly equal height
+    const size_t n = (count + runs - 1) / runs;
+    switch (n) {
+      case 1: Score<Bytes, 1>(keys, bytes, q, scores); break;
+      case 2: Score<Bytes, 2>(keys, bytes, q, scores); break;
+      case 3: Score<Bytes, 3>(keys, bytes, q, scores); break;
+      default: Score<Bytes, 4>(keys, bytes, q, scores); break;
+    }
+    q.words += n * dims / 2, q.sums += n * dims / codec::kLanes, q.steps += n;
+    scores += n * kTile, count -= n;
+  }
+}
+
+}  // namespace score_codes
+
+void QuantiseRows(const float* rows, size_t ld, size_t count, size_t dim, const IntegerRows& to) {
+  for (size_t r = 0; r < count; ++r)
+    to.steps[r] = integer::Quantise(rows + r * ld, dim, to.words + r * (dim / 2), to.sums + r * (dim / codec::kLanes));
+}
+
+void ScoreCodes(const codec::Layout& layout, const uint8_t* block, const IntegerRows& rows, size_t count, float* scalars, float* scores) {
+  using namespace score_codes;
+  DecodeScalars(layout, block, scalars);
+  const Keys keys{layout, block, scalars};
+  if (layout.family == codec::Family::turboquant) {
+    switch (layout.bits) {
+      case 1: return ScoreRows<LevelBytes<1>>(keys, rows, count, scores);
+      case 2: return ScoreRows<LevelBytes<2>>(keys, rows, count, scores);
+      case 3: return ScoreRows<LevelBytes<3>>(keys, rows, count, scores);
+      default: return ScoreRows<LevelBytes<4>>(keys, rows, count, scores);
+    }
+  }
+  switch (layout.bits) {
+    case 2: return ScoreRows<PlainBytes<2>>(keys, rows, count, scores);
+    case 3: return ScoreRows<PlainBytes<3>>(keys, rows, count, scores);
+    case 4: return ScoreRows<PlainBytes<4>>(keys, rows, count, scores);
+    case 5: return ScoreRows<PlainBytes<5>>(keys, rows, count, scores);
+    case 6: return ScoreRows<PlainBytes<6>>(keys, rows, count, scores);
+    default: return ScoreRows<PlainBytes<8>>(keys, rows, count, scores);
+  }
+}
+
+}  // namespace tersor::kernels::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
