@@ -1,12 +1,13 @@
 #!/usr/bin/env python3
-"""Decode speed of tersor against mlx_lm and llama.cpp on one GGUF file, taking turns in one run.
+"""Decode and prefill speed of tersor against mlx_lm and llama.cpp on one GGUF file, taking turns in one run.
 
     .venv/bin/python bench/versus_peers.py MODEL.gguf [--depth 512] [--rounds 3] [--steps 32] [--kv SETTING]... [--out FILE.json]
 
-Precision class: same weights (the file's own 4- and 8-bit codes in every program). Each program's own cache setting is part of its
-name: `kv` of tersor and llama.cpp, fp32 activations and cache in mlx_lm. llama.cpp takes part where the Python package llama_cpp
-is installed (pip install llama-cpp-python; it compiles for minutes). The figure is the median over rounds of tokens per second, raw
-samples are kept, and ratios are medians of the ratios within a round.
+Precision class: same weights (the file's own 4- and 8-bit codes in every program). Activations meet them as 16-bit integers in
+tersor (`--precision exact`: as floats), as 8-bit integers in llama.cpp, as floats in mlx_lm. Each program's own cache setting is part
+of its name: `kv` of tersor and llama.cpp, fp32 in mlx_lm. llama.cpp takes part where the Python package llama_cpp is installed (pip
+install llama-cpp-python; it compiles for minutes). The figure is the median over rounds of tokens per second, raw samples are kept,
+and ratios are medians of the ratios within a round. mlx_lm's prefill is not measured: it takes minutes.
 """
 
 import argparse
@@ -20,7 +21,7 @@ import time
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 
 
-def tersor_arms(model, depth, steps, settings):
+def tersor_arms(model, depth, steps, settings, precision):
     """One process a round measures all settings of tersor, in alternating order, at the same depth."""
 
     def measure():
@@ -36,12 +37,14 @@ def tersor_arms(model, depth, steps, settings):
             str(steps),
             "--repeat",
             "1",
+            "--precision",
+            precision,
             "--json",
         ]
         for setting in settings:
             command += ["--kv", setting]
         rows = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)["results"]
-        return {f"tersor {row['kv']}": row["decode_tok_s"] for row in rows}
+        return {f"tersor {row['kv']}": {"decode": row["decode_tok_s"], "prefill": row["prefill_tok_s"]} for row in rows}
 
     return measure
 
@@ -63,7 +66,7 @@ def mlx_lm_arm(model, depth, steps):
         seconds = time.perf_counter() - begin
         for layer in cache:
             layer.trim(steps + 1)
-        return {"mlx_lm": steps / seconds}
+        return {"mlx_lm": {"decode": steps / seconds}}
 
     return measure
 
@@ -110,19 +113,29 @@ def llama_cpp_arms(model, depth, steps):
             type_v=kind,
             verbose=False,
         )
-        contexts[name].eval(list(range(100, 100 + depth)))
 
     def measure():
         result = {}
         for name, context in contexts.items():
+            context.reset()
             begin = time.perf_counter()
+            context.eval(list(range(100, 100 + depth)))
+            middle = time.perf_counter()
             for step in range(steps):
                 context.eval([7 + step])
-            result[f"llama.cpp {name}"] = steps / (time.perf_counter() - begin)
-            context.n_tokens -= steps
+            end = time.perf_counter()
+            result[f"llama.cpp {name}"] = {"decode": steps / (end - middle), "prefill": depth / (middle - begin)}
         return result
 
     return measure
+
+
+def cpu_name():
+    for line in pathlib.Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
+        if line.startswith("model name"):
+            flags = [f for f in ("avx2", "avx512f", "avx512_vnni") if f in pathlib.Path("/proc/cpuinfo").read_text(encoding="utf-8")]
+            return f"{line.split(':')[1].strip()}, {' '.join(flags)}"
+    return platform.machine()
 
 
 def main():
@@ -132,12 +145,13 @@ def main():
     parser.add_argument("--steps", type=int, default=32)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--kv", action="append", help="settings of tersor's cache (default: full, turboquant:4, recommended)")
+    parser.add_argument("--precision", default="int16", help="of tersor's linear layers: int16 or exact (default: %(default)s)")
     parser.add_argument("--mlx-steps", type=int, default=4, help="steps of mlx_lm a round (it takes 0.2 s a token here)")
     parser.add_argument("--peers", default="mlx_lm,llama.cpp", help="which peers take part (default: %(default)s)")
     parser.add_argument("--out")
     options = parser.parse_args()
     settings = options.kv or ["full", "turboquant:4", "recommended"]
-    arms = [tersor_arms(options.model, options.depth, options.steps, settings)]
+    arms = [tersor_arms(options.model, options.depth, options.steps, settings, options.precision)]
     if "mlx_lm" in options.peers:
         arms.append(mlx_lm_arm(options.model, options.depth, options.mlx_steps))
     llama = llama_cpp_arms(options.model, options.depth, options.steps) if "llama.cpp" in options.peers else None
@@ -149,28 +163,30 @@ def main():
         for measure in arms if turn % 2 == 0 else reversed(arms):
             samples.update(measure())
         rounds.append(samples)
-    names = list(rounds[0])
-    medians = {name: statistics.median(r[name] for r in rounds) for name in names}
-    peers = [name for name in names if not name.startswith("tersor")]
-    ratios = {
-        f"{ours} / {peer}": statistics.median(r[ours] / r[peer] for r in rounds)
-        for ours in names
-        if ours.startswith("tersor")
-        for peer in peers
-    }
-    for name in names:
-        print(f"{name:60} {medians[name]:8.1f} tok/s")
-    for name, ratio in ratios.items():
-        print(f"{name:60} {ratio:8.2f} x")
+    tables = {}
+    for phase in ("decode", "prefill"):
+        names = [name for name in rounds[0] if phase in rounds[0][name]]
+        medians = {name: statistics.median(r[name][phase] for r in rounds) for name in names}
+        ratios = {
+            f"{ours} / {peer}": statistics.median(r[ours][phase] / r[peer][phase] for r in rounds)
+            for ours in names
+            for peer in names
+            if ours.startswith("tersor") and peer != ours and (not peer.startswith("tersor") or peer == "tersor full")
+        }
+        tables[phase] = {"medians": medians, "ratios": ratios}
+        for name in names:
+            print(f"{phase:8} {name:70} {medians[name]:8.1f} tok/s")
+        for name, ratio in ratios.items():
+            print(f"{phase:8} {name:70} {ratio:8.2f} x")
     if options.out:
         record = {
             "depth": options.depth,
             "steps": options.steps,
             "precision_class": "same weights",
-            "machine": platform.processor() or platform.machine(),
+            "precision": options.precision,
+            "machine": cpu_name(),
             "rounds": rounds,
-            "medians": medians,
-            "ratios": ratios,
+            **tables,
         }
         pathlib.Path(options.out).write_text(json.dumps(record, indent=1), encoding="utf-8")
 
