@@ -1,6 +1,6 @@
 # The two commands that matter: make run, make test. Both install what is missing (see scripts/bootstrap.sh).
 
-.PHONY: build run test bench format lint asan tsan test-neon install clean help
+.PHONY: build run test bench profile format lint asan tsan test-neon install clean help
 .DEFAULT_GOAL := build
 
 build: ## build the command: build/bin/tersor
@@ -14,6 +14,9 @@ test: ## build, then run the C++ and the Python tests
 
 bench: build ## measure decoding with several caches; results go to bench/results/local
 	@scripts/bench.sh
+
+profile: build ## show where decoding spends its time (perf, or callgrind)
+	@scripts/profile.sh
 
 asan: ## run the C++ tests under the address and undefined-behaviour sanitizers
 	@scripts/bootstrap.sh run && scripts/build.sh asan && scripts/test.sh asan

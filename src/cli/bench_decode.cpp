@@ -54,13 +54,7 @@ class Arm {
     result_.depth = static_cast<int>(depth_);
     result_.spec = spec;
     cache_.reserve(depth_ + steps_);
-    const double seconds = timed([&] {
-      last_ = argmax(model.prefill(tokens, cache_, options.chunk, [&](int64_t done) {
-        throw_if_interrupted();
-        progress.update(done, depth_);
-      }));
-    });
-    result_.prefill_tok_s = static_cast<double>(depth_) / seconds;
+    if (!tokens.empty()) prefill(tokens, options.chunk, progress);
     result_.kv_bytes = cache_.bytes();
     result_.kv_bytes_full = cache_.bytes_full();
     if (cache_.trimmable() < steps_ || !returns_by_trimming()) original_ = std::make_unique<cache::KvCache>(cache_.copy());
@@ -77,6 +71,16 @@ class Arm {
   uint64_t bytes() const { return cache_.bytes() + (original_ ? original_->bytes() : 0); }
 
  private:
+  void prefill(std::span<const int32_t> tokens, int chunk, Progress& progress) {
+    const double seconds = timed([&] {
+      last_ = argmax(model_.prefill(tokens, cache_, chunk, [&](int64_t done) {
+        throw_if_interrupted();
+        progress.update(done, depth_);
+      }));
+    });
+    result_.prefill_tok_s = static_cast<double>(depth_) / seconds;
+  }
+
   static int32_t argmax(const mx::array& logits) { return static_cast<int32_t>(mx::argmax(logits).item<uint32_t>()); }
 
   void decode() {
@@ -198,7 +202,7 @@ void add_bench_decode(CLI::App& parent, Commands& commands) {
   auto options = std::make_shared<Options>();
   options->model.add(*app);
   options->kv.add(*app, true, "full and " + kv_name(cache::KvSpec::recommended()));
-  add_whole_list(*app, "--depth", options->depths, 1, kMostTokens, "Tokens in the cache before decoding")->default_str("512,4096");
+  add_whole_list(*app, "--depth", options->depths, 0, kMostTokens, "Tokens in the cache before decoding")->default_str("512,4096");
   app->add_option("--steps", options->steps, "Tokens a sample decodes")->type_name("N")->check(whole(1, 100000))->capture_default_str();
   app->add_option("--repeat", options->repeat, "Samples of each setting")->type_name("R")->check(whole(1, 1000))->capture_default_str();
   app->add_option("--chunk", options->chunk, "Prompt tokens processed at a time")
