@@ -143,6 +143,7 @@ template <int kBits>
 struct PlainBytes {
   static constexpr int kCodeBits = kBits;
   static constexpr bool kAffine = true, kClean = true;
+  static constexpr float kCentre = ((1 << kBits) - 1) / 2.0f;
   explicit PlainBytes(const codec::Layout&) {}
   HWY_INLINE VI operator()(VI codes) const { return codes; }
 };

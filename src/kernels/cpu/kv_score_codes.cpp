@@ -18,10 +18,12 @@ namespace score_codes {
 namespace hn = hwy::HWY_NAMESPACE;
 using namespace integer;
 constexpr size_t kTile = codec::kTileTokens;
+constexpr int kPairTokens = 2 * codec::kLanes;
 
 struct Keys {
   const codec::Layout& layout;
   const uint8_t* block;
+  int tokens;
   const float* scalars;  // decoded: [64] norms, or [groups][64] scales and as many biases
 };
 
@@ -102,7 +104,7 @@ HWY_INLINE void ScorePair(const Keys& k, const Bytes& bytes, const Queries& q, f
 template <class Bytes, size_t kRows>
 HWY_NOINLINE void Score(const Keys& keys, const Bytes& bytes, const Queries& queries, float* scores) {
   ScorePair<Bytes, kRows, 0>(keys, bytes, queries, scores);
-  ScorePair<Bytes, kRows, 1>(keys, bytes, queries, scores);
+  if (keys.tokens > kPairTokens) ScorePair<Bytes, kRows, 1>(keys, bytes, queries, scores);
 }
 
 template <class Bytes>
@@ -130,10 +132,11 @@ void QuantiseRows(const float* rows, size_t ld, size_t count, size_t dim, const 
     to.steps[r] = integer::Quantise(rows + r * ld, dim, to.words + r * (dim / 2), to.sums + r * (dim / codec::kLanes));
 }
 
-void ScoreCodes(const codec::Layout& layout, const uint8_t* block, const IntegerRows& rows, size_t count, float* scalars, float* scores) {
+void ScoreCodes(const codec::Layout& layout, const uint8_t* block, int tokens, const IntegerRows& rows, size_t count, float* scalars,
+                float* scores) {
   using namespace score_codes;
   DecodeScalars(layout, block, scalars);
-  const Keys keys{layout, block, scalars};
+  const Keys keys{layout, block, tokens, scalars};
   if (layout.family == codec::Family::turboquant) {
     switch (layout.bits) {
       case 1: return ScoreRows<LevelBytes<1>>(keys, rows, count, scores);
