@@ -116,6 +116,9 @@ class KvCache {
   int64_t trim(int64_t n);    // all layers or none
   KvCache copy() const;
   void eval() const;  // finish pending appends
+  /// Makes one graph node of `result` and of what has been appended and attended for it, and returns the array that stands for it: a
+  /// decode step then costs MLX one node. `result` itself must not be used any more.
+  mx::array fuse(const mx::array& result);
 
   uint64_t bytes() const;
   /// What the same tokens would take in 16-bit (or full_dtype) keys and values.

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "cache/layer_state.h"
+#include "ops/node.h"
 
 namespace tersor::cache {
 namespace {
@@ -64,6 +65,26 @@ void KvCache::eval() const {
     all.insert(all.end(), arrays.begin(), arrays.end());
   }
   mx::eval(all);
+}
+
+mx::array KvCache::fuse(const mx::array& result) {
+  std::vector<mx::array> pending{result};
+  std::vector<mx::array*> places;
+  for (LayerCache& layer : layers_) {
+    LayerCache::State& s = layer.state();
+    const auto add = [&](ops::KvSlab& slab) {
+      if (slab.data.status() != mx::array::unscheduled) return;
+      pending.push_back(slab.data);
+      places.push_back(&slab.data);
+    };
+    for (ops::KvSlab& slab : s.body) add(slab);
+    if (s.sink_slab) add(*s.sink_slab);
+    if (s.recent) add(*s.recent);
+    s.ticket.reset();  // what is written next depends on the fused node, which has read everything
+  }
+  auto fused = ops::fuse(pending);
+  for (size_t i = 0; i < places.size(); ++i) *places[i] = std::move(fused[1 + i]);
+  return std::move(fused[0]);
 }
 
 uint64_t KvCache::bytes() const {

@@ -24,6 +24,9 @@ Config checked(Config config) {
   return config;
 }
 
+// Most tokens of a call that becomes one graph node: a node keeps everything computed on the way.
+constexpr int kFusedRows = 8;
+
 // [1, L, N] to its last row [1, 1, N].
 mx::array last_row(const mx::array& x) { return x.shape(1) == 1 ? x : mx::slice(x, {0, x.shape(1) - 1, 0}, x.shape()); }
 
@@ -38,6 +41,7 @@ struct Transformer::Impl {
   std::vector<ops::RopeParams> rope;  // by layer
   std::vector<ops::Choice> chosen;    // each distinct one once
   ops::Choice rope_choice;
+  bool fusable = false;       // all runs on the CPU by kernels of ours
   ops::Choice linear_choice;  // holds for all weights: not fast unless every one is
 
   Impl(ModelData data, ops::Policy p, ops::Precision precision);
@@ -74,6 +78,7 @@ void Transformer::Impl::choose_kernels() {
     for (const auto* weight : {&layer.o, &layer.gate, &layer.up, &layer.down}) add_linear(*weight);
   }
   add_linear(weights.head);
+  fusable = linear_choice.fast && mx::default_device() == mx::Device::cpu;
   rope_choice = add("rope", config.qk_norm ? "qk_norm" : "", config.head_dim);
 }
 
@@ -142,7 +147,8 @@ mx::array Transformer::forward(std::span<const int32_t> tokens, cache::KvCache& 
       throw Error("layer " + std::to_string(i) + " did not use its KV cache: it holds " + std::to_string(cache.layer(i).tokens()) +
                   " tokens instead of " + std::to_string(position + length) + "; trim all layers alike or start a new cache");
   const auto logits = ops::linear(x, {&m.weights.head, 1}, m.linear_choice, m.norm_of(m.weights.norm));
-  return mx::reshape(logits.front(), {x.shape(1), m.config.vocab});
+  const auto rows = mx::reshape(logits.front(), {x.shape(1), m.config.vocab});
+  return length <= kFusedRows && m.fusable ? cache.fuse(rows) : rows;
 }
 
 mx::array Transformer::prefill(std::span<const int32_t> tokens, cache::KvCache& cache, int chunk,

@@ -1,5 +1,7 @@
 #include "ops/contiguous.h"
 
+#include "ops/node.h"
+
 #include <mlx/allocator.h>
 
 #include <cstring>
@@ -31,7 +33,7 @@ mx::array row_contiguous(const mx::array& x, mx::cpu::CommandEncoder& encoder) {
   copy.set_data(mx::allocator::malloc(copy.nbytes()));
   encoder.set_input_array(x);
   encoder.set_output_array(copy);
-  encoder.dispatch([from = x.data<char>(), to = copy.data<char>(), shape = x.shape(), strides = x.strides(), count = x.size(),
+  dispatch(encoder, [from = x.data<char>(), to = copy.data<char>(), shape = x.shape(), strides = x.strides(), count = x.size(),
                     item = x.itemsize()] { copy_strided(from, to, shape, strides, count, item); });
   encoder.add_temporary(copy);
   return copy;

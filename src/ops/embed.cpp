@@ -8,6 +8,7 @@
 #include "base/thread_pool.h"
 #include "kernels/cpu/dequantize.h"
 #include "kernels/cpu/float_convert.h"
+#include "ops/node.h"
 #include "ops/composed.h"
 #include "ops/contiguous.h"
 #include "ops/kv_rows.h"
@@ -42,9 +43,9 @@ void gather_rows(const LinearJob& table, const int64_t* ids, size_t count, Dtype
 }
 
 // Inputs: ids (int64), then the table's arrays.
-class Embed : public mx::Primitive {
+class Embed : public Node {
  public:
-  Embed(mx::Stream stream, WeightFormat format) : mx::Primitive(stream), format_(std::move(format)) {}
+  Embed(mx::Stream stream, WeightFormat format) : Node(stream), format_(std::move(format)) {}
 
   void eval_cpu(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs) override {
     auto& encoder = mx::cpu::get_command_encoder(stream());
@@ -59,7 +60,7 @@ class Embed : public mx::Primitive {
     mx::array& out = outputs[0];
     out.set_data(mx::allocator::malloc(out.nbytes()));
     encoder.set_output_array(out);
-    encoder.dispatch([table, ids = ids.data<int64_t>(), count = ids.size(), type = dtype_of(out, "embed"), to = out.data<void>()] {
+    dispatch(encoder, [table, ids = ids.data<int64_t>(), count = ids.size(), type = dtype_of(out, "embed"), to = out.data<void>()] {
       gather_rows(table, ids, count, type, to);
     });
   }

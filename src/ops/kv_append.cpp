@@ -7,6 +7,7 @@
 
 #include "base/thread_pool.h"
 #include "kernels/cpu/kv_encode.h"
+#include "ops/node.h"
 #include "ops/kv.h"
 #include "ops/kv_rows.h"
 
@@ -36,10 +37,10 @@ kernels::KvEncode encode_params(const Target& target, bool keys, kernels::KvRows
 }
 
 // Inputs: k, v, the slabs, perhaps a ticket. Outputs: the slabs, sharing memory with the inputs.
-class KvAppend : public mx::Primitive {
+class KvAppend : public Node {
  public:
   KvAppend(mx::Stream stream, std::vector<Target> targets, RowShape keys, RowShape values)
-      : mx::Primitive(stream), targets_(std::move(targets)), keys_(keys), values_(values) {}
+      : Node(stream), targets_(std::move(targets)), keys_(keys), values_(values) {}
 
   void eval_cpu(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs) override {
     auto& encoder = mx::cpu::get_command_encoder(stream());
@@ -53,7 +54,7 @@ class KvAppend : public mx::Primitive {
       jobs.push_back(encode_params(targets_[i], false, rows_of(v, values_), slab));
     }
     // The formats must outlive the work.
-    encoder.dispatch([jobs = std::move(jobs), targets = targets_] {
+    dispatch(encoder, [jobs = std::move(jobs), targets = targets_] {
       std::vector<size_t> ends;
       size_t total = 0;
       for (const auto& job : jobs) ends.push_back(total += kernels::kv_encode_tasks(job));

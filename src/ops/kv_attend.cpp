@@ -9,6 +9,7 @@
 #include <stdexcept>
 
 #include "base/thread_pool.h"
+#include "ops/node.h"
 #include "ops/kv.h"
 #include "ops/kv_rows.h"
 #include "ops/kv_visibility.h"
@@ -68,9 +69,9 @@ void run(const kernels::KvAttend& params) {
 }
 
 // Inputs: q, the slabs, then mask and sinks if any. Outputs: the result and the ticket.
-class KvAttend : public mx::Primitive {
+class KvAttend : public Node {
  public:
-  KvAttend(mx::Stream stream, Call call) : mx::Primitive(stream), call_(std::move(call)) {}
+  KvAttend(mx::Stream stream, Call call) : Node(stream), call_(std::move(call)) {}
 
   void eval_cpu(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs) override {
     auto& encoder = mx::cpu::get_command_encoder(stream());
@@ -83,7 +84,7 @@ class KvAttend : public mx::Primitive {
     size_t next = 1 + call_.sources.size();
     if (call_.has_mask) set_mask(p, inputs[next++]);
     if (call_.has_sinks) p.sinks = inputs[next].data<float>();
-    encoder.dispatch([p, segments = std::move(segments), formats = call_.sources, ticket = outputs[1].data<uint8_t>()]() mutable {
+    dispatch(encoder, [p, segments = std::move(segments), formats = call_.sources, ticket = outputs[1].data<uint8_t>()]() mutable {
       p.segments = segments.data(), p.segment_count = segments.size();
       run(p);
       *ticket = 1;

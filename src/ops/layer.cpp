@@ -7,6 +7,7 @@
 #include <sstream>
 #include <stdexcept>
 
+#include "ops/node.h"
 #include "ops/contiguous.h"
 #include "ops/kv_rows.h"
 #include "ops/linear_check.h"
@@ -57,7 +58,7 @@ std::array<char*, N> rooms(const std::array<size_t, N>& sizes, Dtype type) {
 }
 
 // Inputs: x, norm, three weights' arrays, inv_freq, (q_norm), (k_norm). Outputs: q, k, v.
-class ProjectQkv : public mx::Primitive {
+class ProjectQkv : public Node {
  public:
   struct Params {
     std::vector<WeightFormat> formats;
@@ -67,7 +68,7 @@ class ProjectQkv : public mx::Primitive {
     int64_t position;
     bool operator==(const Params&) const = default;
   };
-  ProjectQkv(mx::Stream stream, Params params) : mx::Primitive(stream), params_(std::move(params)) {}
+  ProjectQkv(mx::Stream stream, Params params) : Node(stream), params_(std::move(params)) {}
 
   void eval_cpu(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs) override {
     Taker take(inputs, stream());
@@ -78,7 +79,7 @@ class ProjectQkv : public mx::Primitive {
     for (const auto& format : params_.formats) run.jobs.push_back(job_of(format, [&take] { return take(); }));
     run.rows = inputs[0].size() / run.jobs[0].in_features();
     for (auto& output : outputs) make_output(output, take.encoder());
-    take.encoder().dispatch([run = std::move(run), turn = turn(take, run.type, inputs[0], outputs), v = outputs[2].data<char>()]() mutable {
+    dispatch(take.encoder(), [run = std::move(run), turn = turn(take, run.type, inputs[0], outputs), v = outputs[2].data<char>()]() mutable {
       const auto [q, k] = rooms<2>({run.rows * run.jobs[0].out_features(), run.rows * run.jobs[1].out_features()}, run.type);
       run.jobs[0].out = q, run.jobs[1].out = k, run.jobs[2].out = v;
       run_linear(run);
@@ -113,10 +114,10 @@ class ProjectQkv : public mx::Primitive {
 };
 
 // Inputs: attended, residual, o's arrays, norm, the arrays of gate, up and down. Output: like residual.
-class FeedForwardNode : public mx::Primitive {
+class FeedForwardNode : public Node {
  public:
   FeedForwardNode(mx::Stream stream, float eps, std::vector<WeightFormat> formats)
-      : mx::Primitive(stream), eps_(eps), formats_(std::move(formats)) {}
+      : Node(stream), eps_(eps), formats_(std::move(formats)) {}
 
   void eval_cpu(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs) override {
     Taker take(inputs, stream());
@@ -134,7 +135,7 @@ class FeedForwardNode : public mx::Primitive {
     out.rows = inner.rows = down.rows = inputs[1].size() / out.jobs[0].out_features();
     make_output(outputs[0], take.encoder());
     down.jobs[0].out = outputs[0].data<void>();
-    take.encoder().dispatch([out = std::move(out), inner = std::move(inner), down = std::move(down)]() mutable {
+    dispatch(take.encoder(), [out = std::move(out), inner = std::move(inner), down = std::move(down)]() mutable {
       const auto [h, gated] = rooms<2>({out.rows * out.jobs[0].out_features(), out.rows * inner.jobs[0].out_features()}, out.type);
       out.jobs[0].out = h, inner.jobs[0].out = gated;
       inner.x = h, down.x = gated, down.residual = h;

@@ -7,6 +7,7 @@
 #include <sstream>
 #include <stdexcept>
 
+#include "ops/node.h"
 #include "ops/composed.h"
 #include "ops/contiguous.h"
 #include "ops/kv_rows.h"
@@ -17,10 +18,10 @@ namespace tersor::ops {
 namespace {
 
 // Inputs: x, (norm,) (add: residual,) then of each weight its arrays. Outputs: one a weight, or one of a pair.
-class Linear : public mx::Primitive {
+class Linear : public Node {
  public:
   Linear(mx::Stream stream, LinearKind kind, std::optional<float> norm_eps, std::vector<WeightFormat> formats)
-      : mx::Primitive(stream), kind_(kind), norm_eps_(norm_eps), formats_(std::move(formats)) {}
+      : Node(stream), kind_(kind), norm_eps_(norm_eps), formats_(std::move(formats)) {}
 
   void eval_cpu(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs) override {
     auto& encoder = mx::cpu::get_command_encoder(stream());
@@ -47,7 +48,7 @@ class Linear : public mx::Primitive {
       encoder.set_output_array(outputs[j]);
       run.jobs[j].out = outputs[j].data<void>();
     }
-    encoder.dispatch([run = std::move(run)] { run_linear(run); });
+    dispatch(encoder, [run = std::move(run)] { run_linear(run); });
   }
   void eval_gpu(const std::vector<mx::array>&, std::vector<mx::array>&) override {
     throw std::runtime_error("[linear] the CPU kernel was asked to run on a GPU stream");

@@ -9,6 +9,7 @@
 
 #include "base/thread_pool.h"
 #include "kernels/cpu/norm_rope.h"
+#include "ops/node.h"
 #include "ops/composed.h"
 #include "ops/contiguous.h"
 #include "ops/kv_rows.h"
@@ -20,9 +21,9 @@ namespace {
 constexpr size_t kTaskNumbers = 16384;
 
 // Inputs: x, weight.
-class RmsNormNode : public mx::Primitive {
+class RmsNormNode : public Node {
  public:
-  RmsNormNode(mx::Stream stream, float eps) : mx::Primitive(stream), eps_(eps) {}
+  RmsNormNode(mx::Stream stream, float eps) : Node(stream), eps_(eps) {}
 
   void eval_cpu(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs) override {
     auto& encoder = mx::cpu::get_command_encoder(stream());
@@ -33,7 +34,7 @@ class RmsNormNode : public mx::Primitive {
     encoder.set_input_array(weight);
     encoder.set_output_array(out);
     const size_t n = weight.size(), rows = x.size() / n;
-    encoder.dispatch([from = x.data<char>(), to = out.data<char>(), w = weight.data<void>(), type = dtype_of(x, "rms_norm"),
+    dispatch(encoder, [from = x.data<char>(), to = out.data<char>(), w = weight.data<void>(), type = dtype_of(x, "rms_norm"),
                       weight_type = dtype_of(weight, "rms_norm"), eps = eps_, rows, n] {
       const size_t step = std::max<size_t>(1, kTaskNumbers / n), row_bytes = n * size_of(type);
       ThreadPool::instance().run((rows + step - 1) / step, [&](size_t task, size_t) {

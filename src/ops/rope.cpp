@@ -6,6 +6,7 @@
 #include <sstream>
 #include <stdexcept>
 
+#include "ops/node.h"
 #include "ops/composed.h"
 #include "ops/contiguous.h"
 #include "ops/kv_rows.h"
@@ -15,7 +16,7 @@ namespace tersor::ops {
 namespace {
 
 // Inputs: q, k, inv_freq, (q_norm), (k_norm). Outputs: q, k.
-class Rope : public mx::Primitive {
+class Rope : public Node {
  public:
   struct Params {
     int head_dim;
@@ -24,7 +25,7 @@ class Rope : public mx::Primitive {
     int64_t position;
     bool operator==(const Params&) const = default;
   };
-  Rope(mx::Stream stream, Params params) : mx::Primitive(stream), params_(params) {}
+  Rope(mx::Stream stream, Params params) : Node(stream), params_(params) {}
 
   void eval_cpu(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs) override {
     auto& encoder = mx::cpu::get_command_encoder(stream());
@@ -47,7 +48,7 @@ class Rope : public mx::Primitive {
           rope_part(dtype_of(in[i], "rope"), static_cast<size_t>(in[i].shape(2)), params_.head_dim, work.pairs, weight, params_.eps);
       work.parts[i].from = in[i].data<char>(), work.parts[i].to = outputs[i].data<char>();
     }
-    encoder.dispatch([work] { run_rope(work); });
+    dispatch(encoder, [work] { run_rope(work); });
   }
   void eval_gpu(const std::vector<mx::array>&, std::vector<mx::array>&) override {
     throw std::runtime_error("[rope] the CPU kernel was asked to run on a GPU stream");

@@ -63,21 +63,21 @@ constexpr size_t kRowTile = 4;
 
 // ---- activations ----
 
-// 32 integers of a unit as bytes of the prepared form.
-HWY_INLINE void StoreInts(const int32_t* HWY_RESTRICT ints, uint8_t* HWY_RESTRICT unit) {
+// Integers i .. i + kLanes of a unit as bytes of the prepared form: for byte dots 32 high parts, then 32 low parts; otherwise 16-bit
+// numbers, of each quad the even ones first.
+HWY_INLINE void StoreInts(VI ints, size_t i, uint8_t* HWY_RESTRICT unit) {
+  const DI di;
   if constexpr (kByteDots) {
-    auto* high = reinterpret_cast<int8_t*>(unit);
-    for (size_t i = 0; i < 32; ++i) {
-      const int32_t h = (ints[i] + 128) >> 8;
-      high[i] = static_cast<int8_t>(h);
-      high[32 + i] = static_cast<int8_t>(ints[i] - 256 * h);
-    }
+    const hn::Rebind<int8_t, DI> d8;
+    const VI high = hn::ShiftRight<8>(hn::Add(ints, hn::Set(di, 128)));
+    auto* to = reinterpret_cast<int8_t*>(unit) + i;
+    hn::StoreU(hn::DemoteTo(d8, high), d8, to);
+    hn::StoreU(hn::DemoteTo(d8, hn::Sub(ints, hn::ShiftLeft<8>(high))), d8, to + 32);
   } else {
-    auto* to = reinterpret_cast<int16_t*>(unit);
-    for (size_t q = 0; q < 32; q += 4) {
-      to[q] = static_cast<int16_t>(ints[q]), to[q + 1] = static_cast<int16_t>(ints[q + 2]);
-      to[q + 2] = static_cast<int16_t>(ints[q + 1]), to[q + 3] = static_cast<int16_t>(ints[q + 3]);
-    }
+    const hn::Rebind<int16_t, DI> d16;
+    alignas(16) constexpr uint8_t kEvenFirst[16] = {0, 1, 2, 3, 8, 9, 10, 11, 4, 5, 6, 7, 12, 13, 14, 15};
+    const auto order = hn::BitCast(di, hn::LoadDup128(DB(), kEvenFirst));
+    hn::StoreU(hn::DemoteTo(d16, hn::TableLookupBytes(ints, order)), d16, reinterpret_cast<int16_t*>(unit) + i);
   }
 }
 
@@ -115,12 +115,12 @@ void PrepareRow(const PackedMatrix& m, const void* x, size_t at, uint8_t* HWY_RE
     const GroupScale scale(hn::GetLane(hn::MaxOfLanes(d, top)), sums[g]);
     factors[g] = scale.factor;
     const VF inverse = hn::Set(d, scale.inverse);
-    for (size_t unit = 0; unit < group; unit += 32) {
-      alignas(64) int32_t ints[32] = {};
-      for (size_t i = 0; i < 32 && scale.inverse > 0; i += kLanes)
-        hn::Store(hn::NearestInt(hn::Mul(hn::Load(d, values + unit + i), inverse)), di, ints + i);
-      StoreInts(ints, row + 2 * (g * group + unit));
-    }
+    const auto usable = hn::MaskFromVec(hn::BitCast(DF(), hn::Set(di, scale.inverse > 0 ? -1 : 0)));
+    for (size_t unit = 0; unit < group; unit += 32)
+      for (size_t i = 0; i < 32; i += kLanes) {
+        const VF v = hn::IfThenElseZero(usable, hn::Load(d, values + unit + i));
+        StoreInts(hn::NearestInt(hn::Mul(v, inverse)), i, row + 2 * (g * group + unit));
+      }
   }
 }
 
