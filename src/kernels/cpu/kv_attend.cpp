@@ -267,8 +267,8 @@ KvAttendPlan kv_attend_plan(const KvAttend& p, size_t threads) {
   const int64_t units = p.batch * p.kv_heads * plan.row_tiles;
   int64_t tiles = 0;
   for (size_t i = 0; i < p.segment_count; ++i) tiles += (p.segments[i].count + codec::kTileTokens - 1) / codec::kTileTokens;
-  // Enough items that the threads finish together, none of them shorter than two tiles.
-  constexpr int64_t kItemsPerThread = 6, kTilesPerItem = 2;
+  // Enough items that the threads finish together, none so short that its queries cost more than a few percent of it.
+  constexpr int64_t kItemsPerThread = 6, kTilesPerItem = 4;
   const int64_t wanted = (kItemsPerThread * static_cast<int64_t>(threads) + units - 1) / std::max<int64_t>(units, 1);
   plan.splits = threads > 1 && units < kItemsPerThread * static_cast<int64_t>(threads)
                     ? std::max<int64_t>(1, std::min(wanted, tiles / kTilesPerItem))

@@ -9,6 +9,7 @@
 
 #include <limits>
 
+#include "hwy/cache_control.h"
 #include "hwy/highway.h"
 #include "kernels/cpu/kv_codes-inl.h"
 
@@ -137,6 +138,23 @@ inline float Quantise(const float* numbers, size_t n, int32_t* words, int32_t* s
   }
   return finite ? scale.step : std::numeric_limits<float>::quiet_NaN();
 }
+
+// Fetches the block after the one that is read, a line or two for every step through it. Wide codes move more lines than can be on
+// their way to L1, so their lines are called to L2 a block earlier.
+template <int kBits>
+struct Ahead {
+  const uint8_t* at;
+  size_t block_bytes;
+  HWY_INLINE void step() {
+    constexpr int kLines = kBits > 4 ? 2 : 1;
+#pragma GCC unroll 2
+    for (int i = 0; i < kLines; ++i, at += codec::kRowBytes) {
+      hwy::Prefetch(at);
+      if constexpr (kBits > 4) __builtin_prefetch(at + block_bytes, 0, 2);
+    }
+  }
+  static constexpr size_t bytes(size_t steps) { return steps * (kBits > 4 ? 2 : 1) * codec::kRowBytes; }
+};
 
 // Bytes that stand for affine codes: themselves.
 template <int kBits>

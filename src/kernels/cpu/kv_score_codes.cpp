@@ -6,7 +6,6 @@
 #define HWY_TARGET_INCLUDE "kernels/cpu/kv_score_codes.cpp"
 // Before whatever includes highway.h:
 #include "hwy/foreach_target.h"  // IWYU pragma: keep
-#include "hwy/cache_control.h"
 #include "hwy/highway.h"
 #include "kernels/cpu/kv_integer-inl.h"
 #include "kernels/cpu/kv_scalars-inl.h"
@@ -58,12 +57,11 @@ HWY_INLINE VF Finish(const Sums& dots, float of_row, float step, const float* sc
 template <class Bytes, size_t kRows, int kPair>
 HWY_INLINE void ScorePair(const Keys& k, const Bytes& bytes, const Queries& q, float* HWY_RESTRICT scores) {
   constexpr int kBits = Bytes::kCodeBits;
-  constexpr int kLinesAhead = kBits > 4 ? 2 : 1;
   const codec::Layout& layout = k.layout;
   const size_t dims = layout.padded_dim, quads = dims / 4;
   const size_t part = Bytes::kAffine ? std::min<size_t>(layout.group, kMostTerms) : kMostTerms;
   const uint8_t *low = k.block + layout.planes[0].offset, *high = k.block + layout.planes[1].offset;
-  const uint8_t* ahead = k.block + layout.block_bytes + kPair * kLinesAhead * quads * codec::kRowBytes;
+  Ahead<kBits> ahead{k.block + layout.block_bytes + kPair * Ahead<kBits>::bytes(quads), layout.block_bytes};
   for (size_t lane = 0; lane < codec::kLanes; lane += hn::Lanes(F())) {
     for (size_t begin = 0; begin < dims; begin += part) {
       const size_t end = std::min(begin + part, dims);
@@ -73,7 +71,7 @@ HWY_INLINE void ScorePair(const Keys& k, const Bytes& bytes, const Queries& q, f
 #pragma GCC unroll 1
       for (size_t quad = begin / 4; quad < end / 4; quad += 2) {
         codes::Unrolled<2>([&](auto parity) __attribute__((always_inline)) {
-          for (int i = 0; i < kLinesAhead; ++i, ahead += codec::kRowBytes) hwy::Prefetch(ahead);
+          ahead.step();
           const size_t at = quad + parity;
           const Operand c0(bytes(codes::KeyCodes<kBits, Bytes::kClean, 2 * kPair, parity>(low, high, at, lane)));
           const Operand c1(bytes(codes::KeyCodes<kBits, Bytes::kClean, 2 * kPair + 1, parity>(low, high, at, lane)));

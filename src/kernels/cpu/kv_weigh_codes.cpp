@@ -6,7 +6,6 @@
 #define HWY_TARGET_INCLUDE "kernels/cpu/kv_weigh_codes.cpp"
 // Before whatever includes highway.h:
 #include "hwy/foreach_target.h"  // IWYU pragma: keep
-#include "hwy/cache_control.h"
 #include "hwy/highway.h"
 #include "kernels/cpu/kv_integer-inl.h"
 #include "kernels/cpu/kv_scalars-inl.h"
@@ -110,10 +109,9 @@ HWY_NOINLINE void Weigh(const Values& values, const Bytes& bytes, const Weights&
                         float* HWY_RESTRICT outputs, size_t ld) {
   constexpr int kBits = Bytes::kCodeBits;
   constexpr int kStep = codes::most_fields(kBits);
-  constexpr int kLinesAhead = kBits > 4 ? 2 : 1;
   const codec::Layout& layout = values.layout;
   const uint8_t *low = values.block + layout.planes[0].offset, *high = values.block + layout.planes[1].offset;
-  const uint8_t* ahead = values.block + layout.block_bytes + first * kLinesAhead * kQuads / 2 * codec::kRowBytes;
+  Ahead<kBits> ahead{values.block + layout.block_bytes + Ahead<kBits>::bytes(first / 2 * kQuads), layout.block_bytes};
   for (size_t lane = 0; lane < codec::kLanes; lane += hn::Lanes(F())) {
     Sums dots[kRows][kBlocks];
 #pragma GCC unroll 4
@@ -122,7 +120,7 @@ HWY_NOINLINE void Weigh(const Values& values, const Bytes& bytes, const Weights&
 #pragma GCC unroll 1
     for (size_t base = 0; base < values.quads; base += kStep) {
       codes::Unrolled<kStep>([&](auto inner) __attribute__((always_inline)) {
-        for (int i = 0; i < kLinesAhead; ++i, ahead += codec::kRowBytes) hwy::Prefetch(ahead);
+        ahead.step();
         const Operand c0(bytes(codes::ValueCodes<kBits, Bytes::kClean, inner>(low, high, first, base, lane)));
         const Operand c1(bytes(codes::ValueCodes<kBits, Bytes::kClean, inner>(low, high, first + kBlocks - 1, base, lane)));
 #pragma GCC unroll 4
