@@ -1,6 +1,6 @@
 # The two commands that matter: make run, make test. Both install what is missing (see scripts/bootstrap.sh).
 
-.PHONY: build run test bench format lint asan tsan install clean help
+.PHONY: build run test bench format lint asan tsan test-neon install clean help
 .DEFAULT_GOAL := build
 
 build: ## build the command: build/bin/tersor
@@ -21,6 +21,9 @@ asan: ## run the C++ tests under the address and undefined-behaviour sanitizers
 tsan: ## run the C++ tests under the thread sanitizer
 	@scripts/bootstrap.sh run && scripts/build.sh tsan && scripts/test.sh tsan
 
+test-neon: ## run the tests of base, codec and kernels/cpu for 64-bit ARM under qemu
+	@scripts/test_neon.sh
+
 format: ## rewrite the C++ sources in the project's layout
 	@scripts/bootstrap.sh lint && scripts/lint.sh format
 
@@ -34,4 +37,4 @@ clean: ## remove every build folder (the environment in .venv stays)
 	@scripts/clean.sh
 
 help: ## this list
-	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-9s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))

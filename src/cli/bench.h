@@ -15,6 +15,7 @@ namespace tersor::cli {
 
 void add_bench_decode(CLI::App& parent, Commands& commands);
 void add_bench_attention(CLI::App& parent, Commands& commands);
+void add_bench_linear(CLI::App& parent, Commands& commands);
 
 /// The middle value; the mean of the two in the middle for an even number.
 double median(std::vector<double> samples);

@@ -34,7 +34,7 @@ mx::array row_contiguous(const mx::array& x, mx::cpu::CommandEncoder& encoder) {
   encoder.set_input_array(x);
   encoder.set_output_array(copy);
   dispatch(encoder, [from = x.data<char>(), to = copy.data<char>(), shape = x.shape(), strides = x.strides(), count = x.size(),
-                    item = x.itemsize()] { copy_strided(from, to, shape, strides, count, item); });
+                     item = x.itemsize()] { copy_strided(from, to, shape, strides, count, item); });
   encoder.add_temporary(copy);
   return copy;
 }

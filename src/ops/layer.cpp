@@ -79,13 +79,14 @@ class ProjectQkv : public Node {
     for (const auto& format : params_.formats) run.jobs.push_back(job_of(format, [&take] { return take(); }));
     run.rows = inputs[0].size() / run.jobs[0].in_features();
     for (auto& output : outputs) make_output(output, take.encoder());
-    dispatch(take.encoder(), [run = std::move(run), turn = turn(take, run.type, inputs[0], outputs), v = outputs[2].data<char>()]() mutable {
-      const auto [q, k] = rooms<2>({run.rows * run.jobs[0].out_features(), run.rows * run.jobs[1].out_features()}, run.type);
-      run.jobs[0].out = q, run.jobs[1].out = k, run.jobs[2].out = v;
-      run_linear(run);
-      turn.parts[0].from = q, turn.parts[1].from = k;
-      run_rope(turn);
-    });
+    dispatch(take.encoder(),
+             [run = std::move(run), turn = turn(take, run.type, inputs[0], outputs), v = outputs[2].data<char>()]() mutable {
+               const auto [q, k] = rooms<2>({run.rows * run.jobs[0].out_features(), run.rows * run.jobs[1].out_features()}, run.type);
+               run.jobs[0].out = q, run.jobs[1].out = k, run.jobs[2].out = v;
+               run_linear(run);
+               turn.parts[0].from = q, turn.parts[1].from = k;
+               run_rope(turn);
+             });
   }
   void eval_gpu(const std::vector<mx::array>&, std::vector<mx::array>&) override {
     throw std::runtime_error("[project_qkv] the CPU kernel was asked to run on a GPU stream");

@@ -35,7 +35,7 @@ class RmsNormNode : public Node {
     encoder.set_output_array(out);
     const size_t n = weight.size(), rows = x.size() / n;
     dispatch(encoder, [from = x.data<char>(), to = out.data<char>(), w = weight.data<void>(), type = dtype_of(x, "rms_norm"),
-                      weight_type = dtype_of(weight, "rms_norm"), eps = eps_, rows, n] {
+                       weight_type = dtype_of(weight, "rms_norm"), eps = eps_, rows, n] {
       const size_t step = std::max<size_t>(1, kTaskNumbers / n), row_bytes = n * size_of(type);
       ThreadPool::instance().run((rows + step - 1) / step, [&](size_t task, size_t) {
         const size_t row = task * step;
