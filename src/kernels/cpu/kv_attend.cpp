@@ -151,8 +151,7 @@ inline void Tile(const KvAttend& p, const KvItem& item, const KvSegment& segment
   const codec::Layout &keys = *segment.keys, &values = *segment.values;
   const TileView view{head + begin / keys.block_tokens * keys.block_bytes,
                       head + segment.values_offset + begin / values.block_tokens * values.block_bytes,
-                      static_cast<int>(std::min<int64_t>(kTile, seen)),
-                      static_cast<size_t>(item.row_count * (p.heads / p.kv_heads))};
+                      static_cast<int>(std::min<int64_t>(kTile, seen)), static_cast<size_t>(item.row_count * (p.heads / p.kv_heads))};
   Scores(p, keys, view, s, n);
   Softmax(p, item, segment, begin, s, n);
   Outputs(p, values, view, s, n);

@@ -46,8 +46,7 @@ HWY_INLINE VI Word(const int32_t* words, size_t quads, size_t quad) {
 HWY_INLINE void StoreWords(VI numbers, int32_t* words, size_t quads, size_t first) {
 #if HWY_TARGET == HWY_AVX3_DL
   uint8_t* const high = reinterpret_cast<uint8_t*>(words) + first;
-  _mm_storeu_si128(reinterpret_cast<__m128i*>(high),
-                   _mm512_cvtepi32_epi8(hn::ShiftRight<8>(hn::Add(numbers, hn::Set(I(), 128))).raw));
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(high), _mm512_cvtepi32_epi8(hn::ShiftRight<8>(hn::Add(numbers, hn::Set(I(), 128))).raw));
   _mm_storeu_si128(reinterpret_cast<__m128i*>(high + 4 * quads), _mm512_cvtepi32_epi8(numbers.raw));
 #else
   (void)quads;
@@ -68,8 +67,7 @@ struct Operand {
 #else
   hn::Vec<I16> even, odd;
   explicit HWY_INLINE Operand(VI c)
-      : even(hn::And(hn::BitCast(I16(), c), hn::Set(I16(), 0xff))),
-        odd(hn::BitCast(I16(), hn::ShiftRight<8>(hn::BitCast(U16(), c)))) {}
+      : even(hn::And(hn::BitCast(I16(), c), hn::Set(I16(), 0xff))), odd(hn::BitCast(I16(), hn::ShiftRight<8>(hn::BitCast(U16(), c)))) {}
 #endif
 };
 
@@ -95,8 +93,7 @@ HWY_INLINE void StoreTile(const VI (&numbers)[kVectors], int32_t* words) {
 #if HWY_TARGET == HWY_AVX3_DL
   const __m512i a = _mm512_packs_epi32(numbers[0].raw, numbers[1].raw), b = _mm512_packs_epi32(numbers[2].raw, numbers[3].raw);
   const __m512i half = _mm512_set1_epi16(128), byte = _mm512_set1_epi16(255);
-  const __m512i high =
-      _mm512_packs_epi16(_mm512_srai_epi16(_mm512_add_epi16(a, half), 8), _mm512_srai_epi16(_mm512_add_epi16(b, half), 8));
+  const __m512i high = _mm512_packs_epi16(_mm512_srai_epi16(_mm512_add_epi16(a, half), 8), _mm512_srai_epi16(_mm512_add_epi16(b, half), 8));
   const __m512i low = _mm512_packus_epi16(_mm512_and_si512(a, byte), _mm512_and_si512(b, byte));
   // Packing interleaves the vectors' 128-bit parts: lane 4 i + v holds quad i of vector v.
   const __m512i order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);

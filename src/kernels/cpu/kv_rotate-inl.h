@@ -102,7 +102,8 @@ struct LaneButterfly {
   LaneButterfly() {
     HWY_ALIGN int32_t partners[kBatch];
     HWY_ALIGN float signs[kBatch];
-    for (size_t i = 0; i < kBatch; ++i) partners[i] = static_cast<int32_t>((i ^ kHalf) % hn::MaxLanes(Tag())), signs[i] = i & kHalf ? -1.0f : 1.0f;
+    for (size_t i = 0; i < kBatch; ++i)
+      partners[i] = static_cast<int32_t>((i ^ kHalf) % hn::MaxLanes(Tag())), signs[i] = i & kHalf ? -1.0f : 1.0f;
     partner = hn::IndicesFromVec(Tag(), hn::Load(hn::RebindToSigned<Tag>(), partners));
     sign = hn::Load(Tag(), signs);
   }

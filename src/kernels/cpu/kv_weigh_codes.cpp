@@ -105,8 +105,8 @@ struct Values {
 
 // Adds kBlocks blocks of 16 dims, from block `first` on, to the outputs of kRows rows.
 template <class Bytes, size_t kRows, size_t kBlocks>
-HWY_NOINLINE void Weigh(const Values& values, const Bytes& bytes, const Weights& weights, size_t first,
-                        float* HWY_RESTRICT outputs, size_t ld) {
+HWY_NOINLINE void Weigh(const Values& values, const Bytes& bytes, const Weights& weights, size_t first, float* HWY_RESTRICT outputs,
+                        size_t ld) {
   constexpr int kBits = Bytes::kCodeBits;
   constexpr int kStep = codes::most_fields(kBits);
   const codec::Layout& layout = values.layout;
