@@ -1,12 +1,13 @@
 // Speed of the linear kernels: JSON lines, one a problem. Medians over graph replays; the replays go round several copies of the
 // weights, more than the second cache holds; "of_read" compares with a plain streaming read of as many bytes in the same process.
-//   linear_bench [suite ...]     suites: rows, plans, tiles, tile_plans, dequantize
+//   linear_bench [suite ...]     suites: rows, tiles, dequantize, dense, norm, plans, tile_plans
 #include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <functional>
 #include <string>
 
+#include "kernels/cuda/norm_rope.h"
 #include "linear_device.cuh"
 
 namespace tersor::kernels::cuda {
@@ -175,7 +176,7 @@ void plans_suite() {
   struct Shape {
     int columns, k, bits, rows;
   };
-  for (const Shape& s : {Shape{4096, 14336, 4, 1}, {14336, 4096, 4, 1}, {4096, 14336, 4, 16}, {14336, 4096, 4, 16}, {4096, 4096, 4, 1}, {4096, 14336, 8, 1}}) {
+  for (const Shape& s : {Shape{4096, 14336, 4, 1}, {14336, 4096, 4, 1}, {4096, 14336, 4, 16}, {14336, 4096, 4, 16}, {4096, 4096, 4, 1}, {6144, 4096, 4, 1}, {4096, 14336, 8, 1}, {4096, 14336, 4, 4}, {14336, 4096, 4, 4}}) {
     const Problem p(s.columns, s.k, s.bits, 64, s.rows, Dtype::bf16);
     const double read = read_time(p.bytes());
     const LinearProblem problem = p.problem(0);
@@ -221,6 +222,50 @@ void tile_plans_suite() {
     }
 }
 
+void dense_suite() {
+  for (const auto& [columns, k] : {std::pair{4096, 14336}, {14336, 4096}, {4096, 4096}, {6144, 4096}, {128256, 4096}}) {
+    const size_t bytes = static_cast<size_t>(columns) * k * 2;
+    const int copies = static_cast<int>(std::max<size_t>(2, kColdBytes / bytes + 1));
+    const Buffer weights(bytes * copies), x(static_cast<size_t>(16) * k * 2), y(static_cast<size_t>(16) * columns * 2);
+    fill_numbers(weights, 1, 0.02f, 0, Dtype::bf16), fill_numbers(x, 2, 1, 0, Dtype::bf16);
+    const double read = read_time(bytes);
+    for (const int rows : {1, 4, 8, 16}) {
+      LinearProblem p;
+      p.weight.k = k, p.weight.scale_type = Dtype::bf16, p.x = x.get(), p.x_stride = k, p.x_type = p.y_type = Dtype::bf16, p.rows = rows;
+      p.outputs[0].y = y.get(), p.outputs[0].stride = p.outputs[0].columns = columns, p.output_count = 1;
+      const Buffer workspace(linear_dense_workspace(p) + 16);
+      p.workspace = workspace.get();
+      const double us = time_calls(copies, [&](int i, cudaStream_t s) {
+        const void* weight = weights.bytes() + i * bytes;
+        LinearDenseParams params;
+        launch(linear_dense(p, &weight, &params), params, s);
+      });
+      std::printf("{\"kernel\":\"linear_dense\",\"out\":%d,\"in\":%d,\"type\":\"bf16\",\"rows\":%d,\"us\":%.2f,\"tb_s\":%.2f,\"of_read\":%.2f}\n",
+                  columns, k, rows, us, bytes / us / 1e6, read / us);
+    }
+  }
+}
+
+void norm_suite() {
+  for (const int rows : {1, 8192}) {
+    const int n = 4096, calls = 20;
+    const size_t bytes = static_cast<size_t>(rows) * n * 2;
+    const Buffer x(bytes), residual(bytes), weight(n * 2), frequency(256), q(bytes * 3 / 2);
+    fill_numbers(x, 1, 1, 0, Dtype::bf16), fill_numbers(residual, 2, 1, 0, Dtype::bf16), fill_numbers(weight, 3, 1, 0, Dtype::bf16);
+    RmsNormParams norm;
+    norm.x = x.get(), norm.residual = residual.get(), norm.sum = residual.get(), norm.out = x.get(), norm.weight = weight.get();
+    norm.rows = rows, norm.n = n, norm.eps = 1e-5f, norm.type = norm.weight_type = Dtype::bf16;
+    const double norm_us = time_calls(calls, [&](int, cudaStream_t s) { launch(rms_norm(norm), norm, s); });
+    RopeParams turn;
+    turn.tensors[0] = {q.get(), q.get(), nullptr, 4096, 4096, 32};
+    turn.tensors[1] = {q.bytes() + bytes, q.bytes() + bytes, nullptr, 1024, 1024, 8};
+    turn.inv_freq = static_cast<const float*>(frequency.get()), turn.tokens = rows, turn.head_dim = 128, turn.pairs = 64, turn.type = Dtype::bf16;
+    const double rope_us = time_calls(calls, [&](int, cudaStream_t s) { launch(rope(turn), turn, s); });
+    std::printf("{\"kernel\":\"rms_norm\",\"rows\":%d,\"n\":4096,\"residual\":1,\"us\":%.2f,\"tb_s\":%.2f}\n", rows, norm_us, 4.0 * bytes / norm_us / 1e6);
+    std::printf("{\"kernel\":\"rope\",\"tokens\":%d,\"heads\":40,\"us\":%.2f,\"tb_s\":%.2f}\n", rows, rope_us, 2.5 * bytes / rope_us / 1e6);
+  }
+}
+
 void dequantize_suite() {
   for (const int bits : {4, 8}) {
     const Problem p(14336, 4096, bits, 64, 1, Dtype::bf16);
@@ -240,7 +285,7 @@ void dequantize_suite() {
 int main(int argc, char** argv) {
   using namespace tersor::kernels::cuda;
   const std::pair<const char*, void (*)()> suites[] = {
-      {"rows", rows_suite}, {"tiles", tiles_suite}, {"dequantize", dequantize_suite}, {"plans", plans_suite}, {"tile_plans", tile_plans_suite}};
+      {"rows", rows_suite}, {"tiles", tiles_suite}, {"dequantize", dequantize_suite}, {"dense", dense_suite}, {"norm", norm_suite}, {"plans", plans_suite}, {"tile_plans", tile_plans_suite}};
   for (const auto& [name, run] : suites) {
     bool wanted = argc == 1;
     for (int i = 1; i < argc; ++i) wanted = wanted || std::strcmp(argv[i], name) == 0;

@@ -14,14 +14,14 @@ struct LinearCase {
   int k, bits, group, rows;
   Dtype x_type = Dtype::f16, scale_type = Dtype::f16, stored_scale = Dtype::f16, y_type = Dtype::f16;
   bool paired = false, bias = false, residual = false;
-  float x_scale = 1;
+  float x_scale = 1, bad = 0;  // bad: not 0, one number of every row of x
 };
 
 class LinearFixture {
  public:
   LinearFixture(const LinearCase& c, unsigned seed) : c_(c), rng_(seed), x_(c.x_type, static_cast<size_t>(c.rows) * c.k) {
     std::normal_distribution<float> normal;
-    for (size_t i = 0; i < x_.values.size(); ++i) x_.set(i, normal(rng_) * c.x_scale);
+    for (size_t i = 0; i < x_.values.size(); ++i) x_.set(i, c.bad != 0 && i % c.k == 77 ? c.bad : normal(rng_) * c.x_scale);
     x_device_ = std::make_unique<Buffer>(x_.bytes);
     int strips = 0;
     for (int n : c.columns) {
@@ -61,8 +61,10 @@ class LinearFixture {
   /// The largest error in units of what the arithmetic allows: `weight_eps` for rounded weights, `sum_eps` for float sums of the
   /// products' absolute values, and the rounding of the output. NaN and columns written beyond the output count as infinite.
   /// Large problems are compared in every 31st column or so, and checked for unwritten results in all.
-  double worst(double weight_eps, double sum_eps) const {
+  /// `integers`: x is taken as 16-bit integers, one scale a group.
+  double worst(double weight_eps, double sum_eps, bool integers = false) const {
     double worst = 0;
+    integers_ = integers;
     wants_.resize(y_.size());
     for (size_t i = 0; i < y_.size(); ++i) {
       const std::vector<uint8_t> y = y_[i].read<uint8_t>();
@@ -112,31 +114,35 @@ class LinearFixture {
     residual_device_.emplace_back(residual_.back().bytes);
   }
 
-  double product(const HostWeight& w, int m, int n, double* absolute) const {
-    double sum = 0;
+  double product(const HostWeight& w, int m, int n, double* absolute, double* rounding) const {
+    double sum = 0, rounded = 0;
     *absolute = 0;
     const size_t row = static_cast<size_t>(n) * w.k;
     for (int g = 0; g < w.k / w.group; ++g) {
       const double scale = w.scales.values[row / w.group + g], bias = w.biases.values[row / w.group + g];
+      double most = 0, codes = 0;
       for (int j = g * w.group; j < (g + 1) * w.group; ++j) {
         const size_t bit = (row + j) * w.bits;
         const double code = (w.codes[bit / 32] >> (bit % 32)) & ((1u << w.bits) - 1), x = x_.values[static_cast<size_t>(m) * w.k + j];
         sum += x * (scale * code + bias);
         *absolute += std::fabs(x) * (std::fabs(scale) * code + std::fabs(bias));
+        most = std::max(most, std::fabs(x)), codes += std::fabs(scale * code + bias);
       }
+      rounded += most / 65278 * codes;
     }
+    *rounding = integers_ ? rounded : 0;
     return sum;
   }
   double answer(size_t i, int m, int n, double weight_eps, double sum_eps, double* bound) const {
     const double eps = c_.y_type == Dtype::f32 ? 0 : c_.y_type == Dtype::f16 ? 0x1p-11 : 0x1p-8, per_product = weight_eps + sum_eps;
-    double absolute, want = product(weights_[i], m, n, &absolute);
-    *bound = per_product * absolute + 1e-30;
+    double absolute, rounding, want = product(weights_[i], m, n, &absolute, &rounding);
+    *bound = per_product * absolute + rounding + 1e-30;
     if (c_.bias) want += bias_[i].values[n];
     if (c_.paired) {
-      double absolute_up, up = product(weights_[1], m, n, &absolute_up);
+      double absolute_up, rounding_up, up = product(weights_[1], m, n, &absolute_up, &rounding_up);
       if (c_.bias) up += bias_[1].values[n];
       const double gate = want / (1 + std::exp(-want));
-      *bound = 1.1 * *bound * std::fabs(up) + per_product * absolute_up * std::fabs(gate) + 1e-5 * std::fabs(gate * up) + 1e-30;
+      *bound = 1.1 * *bound * std::fabs(up) + (per_product * absolute_up + rounding_up) * std::fabs(gate) + 1e-5 * std::fabs(gate * up) + 1e-30;
       want = gate * up;
     }
     const double before = want;
@@ -156,6 +162,7 @@ class LinearFixture {
   std::vector<Buffer> y_, bias_device_, residual_device_;
   std::vector<Numbers> bias_, residual_;
   mutable std::vector<std::unordered_map<size_t, Want>> wants_;
+  mutable bool integers_ = false;
 };
 
 }  // namespace tersor::kernels::cuda

@@ -149,7 +149,8 @@ double integer_tolerance(const Problem& p, const Rows& q, const std::vector<KvRe
       }
   const Rows keys = decoded(*reads[0].slab, true);
   for (size_t i = 0; i < keys.data.size(); i += keys.dim)
-    key = std::max(key, std::accumulate(&keys.data[i], &keys.data[i] + keys.dim, 0.0, [](double sum, float x) { return sum + std::abs(x); }));
+    key =
+        std::max(key, std::accumulate(&keys.data[i], &keys.data[i] + keys.dim, 0.0, [](double sum, float x) { return sum + std::abs(x); }));
   weight = largest_code_value(*reads[0].slab);
   const bool integer_keys = !is_full(f.keys), integer_values = !is_full(f.values);
   const double score = integer_keys ? query / (2 * kTop) * key : 0;

@@ -97,12 +97,12 @@ inline void AccumulateCarefully(const float* weights, const float* values, float
 // One tile as an item meets it.
 struct TileView {
   const uint8_t *keys, *values;
-  int tokens;
+  int tokens;  // that any row sees
   size_t rows;
 };
 
 inline void Scores(const KvAttend& p, const codec::Layout& layout, const TileView& tile, const KvScratch& s, const KvScratchSizes& n) {
-  if (takes_integers(p, layout, tile.rows)) return ScoreCodes(layout, tile.keys, s.integers, tile.rows, s.scalars, s.scores);
+  if (takes_integers(p, layout, tile.rows)) return ScoreCodes(layout, tile.keys, tile.tokens, s.integers, tile.rows, s.scalars, s.scores);
   if (layout.family == codec::Family::full && tile.rows <= kDirectRows)
     return ScoreFull(layout, tile.keys, tile.tokens, s.queries, n.key_dim, tile.rows, s.scores);
   const TileFacts facts = DecodeTile(layout, tile.keys, tile.tokens, s.scalars, s.keys);
@@ -114,7 +114,7 @@ inline void Scores(const KvAttend& p, const codec::Layout& layout, const TileVie
 // Weights times values, added to the outputs. The weights may be changed.
 inline void Outputs(const KvAttend& p, const codec::Layout& layout, const TileView& tile, const KvScratch& s, const KvScratchSizes& n) {
   if (takes_integers(p, layout, tile.rows))
-    return WeighCodes(layout, tile.values, s.scores, tile.rows, s.scalars, s.outputs, n.value_dim);
+    return WeighCodes(layout, tile.values, tile.tokens, s.scores, tile.rows, s.scalars, s.outputs, n.value_dim);
   if (layout.family == codec::Family::full && tile.rows <= kDirectRows)
     return WeighFull(layout, tile.values, tile.tokens, s.scores, tile.rows, s.outputs, n.value_dim);
   const TileFacts facts = DecodeTile(layout, tile.values, tile.tokens, s.scalars, s.values);
@@ -145,13 +145,13 @@ inline void Softmax(const KvAttend& p, const KvItem& item, const KvSegment& segm
 
 inline void Tile(const KvAttend& p, const KvItem& item, const KvSegment& segment, int64_t tile, const KvScratch& s,
                  const KvScratchSizes& n) {
-  const int64_t begin = tile * kTile;
+  const int64_t begin = tile * kTile, last_row = p.position + item.row_begin + item.row_count - 1;
+  const int64_t seen = visible(p, segment, last_row).hi - begin;  // by the last row, which sees the most
   const uint8_t* head = segment.blocks + item.batch * segment.batch_stride + item.kv_head * segment.head_stride;
   const codec::Layout &keys = *segment.keys, &values = *segment.values;
   const TileView view{head + begin / keys.block_tokens * keys.block_bytes,
                       head + segment.values_offset + begin / values.block_tokens * values.block_bytes,
-                      static_cast<int>(std::min<int64_t>(kTile, segment.count - begin)),
-                      static_cast<size_t>(item.row_count * (p.heads / p.kv_heads))};
+                      static_cast<int>(std::min<int64_t>(kTile, seen)), static_cast<size_t>(item.row_count * (p.heads / p.kv_heads))};
   Scores(p, keys, view, s, n);
   Softmax(p, item, segment, begin, s, n);
   Outputs(p, values, view, s, n);
@@ -266,8 +266,8 @@ KvAttendPlan kv_attend_plan(const KvAttend& p, size_t threads) {
   const int64_t units = p.batch * p.kv_heads * plan.row_tiles;
   int64_t tiles = 0;
   for (size_t i = 0; i < p.segment_count; ++i) tiles += (p.segments[i].count + codec::kTileTokens - 1) / codec::kTileTokens;
-  // Enough items that the threads finish together, none of them shorter than two tiles.
-  constexpr int64_t kItemsPerThread = 6, kTilesPerItem = 2;
+  // Enough items that the threads finish together, none so short that its queries cost more than a few percent of it.
+  constexpr int64_t kItemsPerThread = 6, kTilesPerItem = 4;
   const int64_t wanted = (kItemsPerThread * static_cast<int64_t>(threads) + units - 1) / std::max<int64_t>(units, 1);
   plan.splits = threads > 1 && units < kItemsPerThread * static_cast<int64_t>(threads)
                     ? std::max<int64_t>(1, std::min(wanted, tiles / kTilesPerItem))

@@ -26,12 +26,14 @@ inline bool has_integer_dots(const codec::Layout& layout) {
 #define TERSOR_KV_ATTEND_STEPS                                                                                                           \
   /* Quantises query rows of `dim` (padded) floats. */                                                                                   \
   void QuantiseRows(const float* rows, size_t ld, size_t count, size_t dim, const IntegerRows& to);                                      \
-  /* scores[row][64] = rows times the keys of one compressed block. scalars: [scalar rows][64] floats of scratch. */                     \
-  void ScoreCodes(const codec::Layout& keys, const uint8_t* block, const IntegerRows& rows, size_t count, float* scalars, float* scores); \
-  /* outputs[row] += weights[row][64] times the values of one compressed block. */                                                       \
-  void WeighCodes(const codec::Layout& values, const uint8_t* block, const float* weights, size_t count, float* scalars, float* outputs, \
-                  size_t ld);                                                                                                            \
-  /* The same for `tokens` tokens of `full` blocks. Scores of the tokens beyond are left as they are or finite. */                       \
+  /* scores[row][64] = rows times the keys of the first `tokens` tokens of one compressed block; other scores are undefined. */          \
+  /* scalars: [scalar rows][64] floats of scratch. */                                                                                    \
+  void ScoreCodes(const codec::Layout& keys, const uint8_t* block, int tokens, const IntegerRows& rows, size_t count, float* scalars,    \
+                  float* scores);                                                                                                        \
+  /* outputs[row] += weights[row][64] times the values of one compressed block. Weights of tokens from `tokens` on must be 0. */         \
+  void WeighCodes(const codec::Layout& values, const uint8_t* block, int tokens, const float* weights, size_t count, float* scalars,     \
+                  float* outputs, size_t ld);                                                                                            \
+  /* The same for `full` blocks. */                                                                                                      \
   void ScoreFull(const codec::Layout& keys, const uint8_t* blocks, int tokens, const float* rows, size_t ld, size_t count, float* scores); \
   void WeighFull(const codec::Layout& values, const uint8_t* blocks, int tokens, const float* weights, size_t count, float* outputs,     \
                  size_t ld);

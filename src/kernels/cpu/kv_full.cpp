@@ -118,8 +118,7 @@ HWY_NOINLINE void Weigh(const uint8_t* values, size_t row, int tokens, const flo
       WeighCarefully<kType>(values, row, tokens, weights + r * kTile, dim, dim + kVectors * hn::Lanes(d), outputs + r * ld);
       continue;
     }
-    for (size_t v = 0; v < kVectors; ++v)
-      hn::StoreU(hn::Add(hn::LoadU(d, to + v * hn::Lanes(d)), sum[r][v]), d, to + v * hn::Lanes(d));
+    for (size_t v = 0; v < kVectors; ++v) hn::StoreU(hn::Add(hn::LoadU(d, to + v * hn::Lanes(d)), sum[r][v]), d, to + v * hn::Lanes(d));
   }
 }
 
@@ -149,13 +148,13 @@ HWY_INLINE void InRuns(size_t count, const Function& f) {
 
 template <Dtype kType, size_t kBlock>
 void ScoreRows(const codec::Layout& layout, const uint8_t* blocks, int tokens, const float* rows, size_t ld, size_t count, float* scores) {
-  InRuns(count, [&](auto n, size_t first) {
-    ScoreRun<kType, kBlock, n>(layout, blocks, tokens, rows + first * ld, ld, scores + first * kTile);
-  });
+  InRuns(count,
+         [&](auto n, size_t first) { ScoreRun<kType, kBlock, n>(layout, blocks, tokens, rows + first * ld, ld, scores + first * kTile); });
 }
 
 template <Dtype kType>
-void ScoreBlocks(const codec::Layout& layout, const uint8_t* blocks, int tokens, const float* rows, size_t ld, size_t count, float* scores) {
+void ScoreBlocks(const codec::Layout& layout, const uint8_t* blocks, int tokens, const float* rows, size_t ld, size_t count,
+                 float* scores) {
   switch (layout.block_tokens) {
     case 4: return ScoreRows<kType, 4>(layout, blocks, tokens, rows, ld, count, scores);
     case 8: return ScoreRows<kType, 8>(layout, blocks, tokens, rows, ld, count, scores);
@@ -164,10 +163,10 @@ void ScoreBlocks(const codec::Layout& layout, const uint8_t* blocks, int tokens,
 }
 
 template <Dtype kType>
-void WeighRows(const codec::Layout& layout, const uint8_t* blocks, int tokens, const float* weights, size_t count, float* outputs, size_t ld) {
-  InRuns(count, [&](auto n, size_t first) {
-    WeighRun<kType, n>(layout, blocks, tokens, weights + first * kTile, outputs + first * ld, ld);
-  });
+void WeighRows(const codec::Layout& layout, const uint8_t* blocks, int tokens, const float* weights, size_t count, float* outputs,
+               size_t ld) {
+  InRuns(count,
+         [&](auto n, size_t first) { WeighRun<kType, n>(layout, blocks, tokens, weights + first * kTile, outputs + first * ld, ld); });
 }
 
 }  // namespace full
@@ -180,7 +179,8 @@ void ScoreFull(const codec::Layout& layout, const uint8_t* blocks, int tokens, c
   }
 }
 
-void WeighFull(const codec::Layout& layout, const uint8_t* blocks, int tokens, const float* weights, size_t count, float* outputs, size_t ld) {
+void WeighFull(const codec::Layout& layout, const uint8_t* blocks, int tokens, const float* weights, size_t count, float* outputs,
+               size_t ld) {
   switch (layout.dtype) {
     case Dtype::f16: return full::WeighRows<Dtype::f16>(layout, blocks, tokens, weights, count, outputs, ld);
     case Dtype::bf16: return full::WeighRows<Dtype::bf16>(layout, blocks, tokens, weights, count, outputs, ld);

@@ -9,6 +9,7 @@
 
 #include <limits>
 
+#include "hwy/cache_control.h"
 #include "hwy/highway.h"
 #include "kernels/cpu/kv_codes-inl.h"
 
@@ -45,8 +46,7 @@ HWY_INLINE VI Word(const int32_t* words, size_t quads, size_t quad) {
 HWY_INLINE void StoreWords(VI numbers, int32_t* words, size_t quads, size_t first) {
 #if HWY_TARGET == HWY_AVX3_DL
   uint8_t* const high = reinterpret_cast<uint8_t*>(words) + first;
-  _mm_storeu_si128(reinterpret_cast<__m128i*>(high),
-                   _mm512_cvtepi32_epi8(hn::ShiftRight<8>(hn::Add(numbers, hn::Set(I(), 128))).raw));
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(high), _mm512_cvtepi32_epi8(hn::ShiftRight<8>(hn::Add(numbers, hn::Set(I(), 128))).raw));
   _mm_storeu_si128(reinterpret_cast<__m128i*>(high + 4 * quads), _mm512_cvtepi32_epi8(numbers.raw));
 #else
   (void)quads;
@@ -67,8 +67,7 @@ struct Operand {
 #else
   hn::Vec<I16> even, odd;
   explicit HWY_INLINE Operand(VI c)
-      : even(hn::And(hn::BitCast(I16(), c), hn::Set(I16(), 0xff))),
-        odd(hn::BitCast(I16(), hn::ShiftRight<8>(hn::BitCast(U16(), c)))) {}
+      : even(hn::And(hn::BitCast(I16(), c), hn::Set(I16(), 0xff))), odd(hn::BitCast(I16(), hn::ShiftRight<8>(hn::BitCast(U16(), c)))) {}
 #endif
 };
 
@@ -94,8 +93,7 @@ HWY_INLINE void StoreTile(const VI (&numbers)[kVectors], int32_t* words) {
 #if HWY_TARGET == HWY_AVX3_DL
   const __m512i a = _mm512_packs_epi32(numbers[0].raw, numbers[1].raw), b = _mm512_packs_epi32(numbers[2].raw, numbers[3].raw);
   const __m512i half = _mm512_set1_epi16(128), byte = _mm512_set1_epi16(255);
-  const __m512i high =
-      _mm512_packs_epi16(_mm512_srai_epi16(_mm512_add_epi16(a, half), 8), _mm512_srai_epi16(_mm512_add_epi16(b, half), 8));
+  const __m512i high = _mm512_packs_epi16(_mm512_srai_epi16(_mm512_add_epi16(a, half), 8), _mm512_srai_epi16(_mm512_add_epi16(b, half), 8));
   const __m512i low = _mm512_packus_epi16(_mm512_and_si512(a, byte), _mm512_and_si512(b, byte));
   // Packing interleaves the vectors' 128-bit parts: lane 4 i + v holds quad i of vector v.
   const __m512i order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
@@ -138,11 +136,29 @@ inline float Quantise(const float* numbers, size_t n, int32_t* words, int32_t* s
   return finite ? scale.step : std::numeric_limits<float>::quiet_NaN();
 }
 
+// Fetches the block after the one that is read, a line or two for every step through it. Wide codes move more lines than can be on
+// their way to L1, so their lines are called to L2 a block earlier.
+template <int kBits>
+struct Ahead {
+  const uint8_t* at;
+  size_t block_bytes;
+  HWY_INLINE void step() {
+    constexpr int kLines = kBits > 4 ? 2 : 1;
+#pragma GCC unroll 2
+    for (int i = 0; i < kLines; ++i, at += codec::kRowBytes) {
+      hwy::Prefetch(at);
+      if constexpr (kBits > 4) __builtin_prefetch(at + block_bytes, 0, 2);
+    }
+  }
+  static constexpr size_t bytes(size_t steps) { return steps * (kBits > 4 ? 2 : 1) * codec::kRowBytes; }
+};
+
 // Bytes that stand for affine codes: themselves.
 template <int kBits>
 struct PlainBytes {
   static constexpr int kCodeBits = kBits;
   static constexpr bool kAffine = true, kClean = true;
+  static constexpr float kCentre = ((1 << kBits) - 1) / 2.0f;
   explicit PlainBytes(const codec::Layout&) {}
   HWY_INLINE VI operator()(VI codes) const { return codes; }
 };

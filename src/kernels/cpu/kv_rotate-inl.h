@@ -96,28 +96,32 @@ inline bool rotates_rows(const codec::Rotation& rotation) {
 }
 
 namespace rotate {
-// Butterflies between lanes kHalf apart, for all vectors of a row.
+// Butterflies between lanes kHalf apart.
 template <size_t kHalf>
-HWY_INLINE void Butterflies(float* x, size_t dim) {
-  const Tag d;
-  const hn::RebindToSigned<Tag> di;
-  HWY_ALIGN int32_t partners[kBatch];
-  HWY_ALIGN float signs[kBatch];
-  for (size_t i = 0; i < hn::Lanes(d); ++i) partners[i] = static_cast<int32_t>(i ^ kHalf), signs[i] = i & kHalf ? -1.0f : 1.0f;
-  const auto partner = hn::IndicesFromVec(d, hn::Load(di, partners));
-  const auto sign = hn::Load(d, signs);
-  for (size_t i = 0; i < dim; i += hn::Lanes(d)) {
-    const auto v = hn::LoadU(d, x + i);
-    hn::StoreU(hn::MulAdd(v, sign, hn::TableLookupLanes(v, partner)), d, x + i);
+struct LaneButterfly {
+  LaneButterfly() {
+    HWY_ALIGN int32_t partners[kBatch];
+    HWY_ALIGN float signs[kBatch];
+    for (size_t i = 0; i < kBatch; ++i)
+      partners[i] = static_cast<int32_t>((i ^ kHalf) % hn::MaxLanes(Tag())), signs[i] = i & kHalf ? -1.0f : 1.0f;
+    partner = hn::IndicesFromVec(Tag(), hn::Load(hn::RebindToSigned<Tag>(), partners));
+    sign = hn::Load(Tag(), signs);
   }
-}
+  HWY_INLINE hn::Vec<Tag> operator()(hn::Vec<Tag> v) const {
+    if constexpr (kHalf < hn::MaxLanes(Tag())) return hn::MulAdd(v, sign, hn::TableLookupLanes(v, partner));
+    return v;
+  }
+  decltype(hn::IndicesFromVec(Tag(), hn::Zero(hn::RebindToSigned<Tag>()))) partner;
+  hn::Vec<Tag> sign;
+};
 
 inline void WalshHadamardRow(float* x, size_t dim) {
   const Tag d;
-  if constexpr (HWY_MAX_BYTES >= 64) Butterflies<8>(x, dim);
-  if constexpr (HWY_MAX_BYTES >= 32) Butterflies<4>(x, dim);
-  Butterflies<2>(x, dim);
-  Butterflies<1>(x, dim);
+  const LaneButterfly<1> by1;
+  const LaneButterfly<2> by2;
+  const LaneButterfly<4> by4;
+  const LaneButterfly<8> by8;
+  for (size_t i = 0; i < dim; i += hn::Lanes(d)) hn::StoreU(by8(by4(by2(by1(hn::LoadU(d, x + i))))), d, x + i);
   for (size_t half = hn::Lanes(d); half < dim; half *= 2)
     for (size_t block = 0; block < dim; block += 2 * half)
       for (size_t i = block; i < block + half; i += hn::Lanes(d)) {

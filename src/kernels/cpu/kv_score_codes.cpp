@@ -6,7 +6,6 @@
 #define HWY_TARGET_INCLUDE "kernels/cpu/kv_score_codes.cpp"
 // Before whatever includes highway.h:
 #include "hwy/foreach_target.h"  // IWYU pragma: keep
-#include "hwy/cache_control.h"
 #include "hwy/highway.h"
 #include "kernels/cpu/kv_integer-inl.h"
 #include "kernels/cpu/kv_scalars-inl.h"
@@ -18,10 +17,12 @@ namespace score_codes {
 namespace hn = hwy::HWY_NAMESPACE;
 using namespace integer;
 constexpr size_t kTile = codec::kTileTokens;
+constexpr int kPairTokens = 2 * codec::kLanes;
 
 struct Keys {
   const codec::Layout& layout;
   const uint8_t* block;
+  int tokens;
   const float* scalars;  // decoded: [64] norms, or [groups][64] scales and as many biases
 };
 
@@ -56,12 +57,11 @@ HWY_INLINE VF Finish(const Sums& dots, float of_row, float step, const float* sc
 template <class Bytes, size_t kRows, int kPair>
 HWY_INLINE void ScorePair(const Keys& k, const Bytes& bytes, const Queries& q, float* HWY_RESTRICT scores) {
   constexpr int kBits = Bytes::kCodeBits;
-  constexpr int kLinesAhead = kBits > 4 ? 2 : 1;
   const codec::Layout& layout = k.layout;
   const size_t dims = layout.padded_dim, quads = dims / 4;
   const size_t part = Bytes::kAffine ? std::min<size_t>(layout.group, kMostTerms) : kMostTerms;
   const uint8_t *low = k.block + layout.planes[0].offset, *high = k.block + layout.planes[1].offset;
-  const uint8_t* ahead = k.block + layout.block_bytes + kPair * kLinesAhead * quads * codec::kRowBytes;
+  Ahead<kBits> ahead{k.block + layout.block_bytes + kPair * Ahead<kBits>::bytes(quads), layout.block_bytes};
   for (size_t lane = 0; lane < codec::kLanes; lane += hn::Lanes(F())) {
     for (size_t begin = 0; begin < dims; begin += part) {
       const size_t end = std::min(begin + part, dims);
@@ -71,7 +71,7 @@ HWY_INLINE void ScorePair(const Keys& k, const Bytes& bytes, const Queries& q, f
 #pragma GCC unroll 1
       for (size_t quad = begin / 4; quad < end / 4; quad += 2) {
         codes::Unrolled<2>([&](auto parity) __attribute__((always_inline)) {
-          for (int i = 0; i < kLinesAhead; ++i, ahead += codec::kRowBytes) hwy::Prefetch(ahead);
+          ahead.step();
           const size_t at = quad + parity;
           const Operand c0(bytes(codes::KeyCodes<kBits, Bytes::kClean, 2 * kPair, parity>(low, high, at, lane)));
           const Operand c1(bytes(codes::KeyCodes<kBits, Bytes::kClean, 2 * kPair + 1, parity>(low, high, at, lane)));
@@ -102,7 +102,7 @@ HWY_INLINE void ScorePair(const Keys& k, const Bytes& bytes, const Queries& q, f
 template <class Bytes, size_t kRows>
 HWY_NOINLINE void Score(const Keys& keys, const Bytes& bytes, const Queries& queries, float* scores) {
   ScorePair<Bytes, kRows, 0>(keys, bytes, queries, scores);
-  ScorePair<Bytes, kRows, 1>(keys, bytes, queries, scores);
+  if (keys.tokens > kPairTokens) ScorePair<Bytes, kRows, 1>(keys, bytes, queries, scores);
 }
 
 template <class Bytes>
@@ -130,10 +130,11 @@ void QuantiseRows(const float* rows, size_t ld, size_t count, size_t dim, const 
     to.steps[r] = integer::Quantise(rows + r * ld, dim, to.words + r * (dim / 2), to.sums + r * (dim / codec::kLanes));
 }
 
-void ScoreCodes(const codec::Layout& layout, const uint8_t* block, const IntegerRows& rows, size_t count, float* scalars, float* scores) {
+void ScoreCodes(const codec::Layout& layout, const uint8_t* block, int tokens, const IntegerRows& rows, size_t count, float* scalars,
+                float* scores) {
   using namespace score_codes;
   DecodeScalars(layout, block, scalars);
-  const Keys keys{layout, block, scalars};
+  const Keys keys{layout, block, tokens, scalars};
   if (layout.family == codec::Family::turboquant) {
     switch (layout.bits) {
       case 1: return ScoreRows<LevelBytes<1>>(keys, rows, count, scores);

@@ -29,27 +29,32 @@ constexpr int kTile = codec::kTileTokens;
 constexpr float kMinusInfinity = -std::numeric_limits<float>::infinity();
 constexpr float kLog2E = 1.44269504f;
 
-// 2^x for x <= 0: relative error below 2e-7, 0 below 2^-126, NaN for NaN.
-HWY_INLINE VF Exp2(VF x) {
+// 2^r for r within [0, 1): relative error below 2e-7.
+HWY_INLINE VF Fraction(VF r) {
   const F d;
+  auto y = hn::Set(d, 0.00187757665f);
+  y = hn::MulAdd(y, r, hn::Set(d, 0.00898934016f));
+  y = hn::MulAdd(y, r, hn::Set(d, 0.0558263180f));
+  y = hn::MulAdd(y, r, hn::Set(d, 0.240153617f));
+  y = hn::MulAdd(y, r, hn::Set(d, 0.693153073f));
+  return hn::MulAdd(y, r, hn::Set(d, 0.999999925f));
+}
+
+// 2^x for x <= 0; 0 for -infinity, NaN for NaN.
+HWY_INLINE VF Exp2(VF x) {
+#if HWY_TARGET == HWY_AVX3 || HWY_TARGET == HWY_AVX3_DL
+  // x - floor(x), which is 0 for infinities, and y * 2^floor(x).
+  return VF{_mm512_scalef_ps(Fraction(VF{_mm512_reduce_ps(x.raw, 0x01)}).raw, x.raw)};
+#else
+  const F d;
+  const hn::RebindToSigned<F> di;
   const auto least = hn::Set(d, -126.0f);
   const auto bounded = hn::Max(least, x);  // this order keeps NaN
-  const auto whole = hn::Round(bounded);
-  const auto r = hn::Sub(bounded, whole);
-  auto y = hn::Set(d, 1.53458118e-4f);
-  y = hn::MulAdd(y, r, hn::Set(d, 1.33999312e-3f));
-  y = hn::MulAdd(y, r, hn::Set(d, 9.61848896e-3f));
-  y = hn::MulAdd(y, r, hn::Set(d, 5.55032878e-2f));
-  y = hn::MulAdd(y, r, hn::Set(d, 2.40226469e-1f));
-  y = hn::MulAdd(y, r, hn::Set(d, 6.93147206e-1f));
-  y = hn::MulAdd(y, r, hn::Set(d, 1.0f));
-#if HWY_TARGET == HWY_AVX3 || HWY_TARGET == HWY_AVX3_DL
-  const VF power{_mm512_scalef_ps(y.raw, whole.raw)};
-#else
-  const hn::RebindToSigned<F> di;
+  const auto whole = hn::Floor(bounded);
+  const auto y = Fraction(hn::Sub(bounded, whole));
   const auto power = hn::BitCast(d, hn::Add(hn::BitCast(di, y), hn::ShiftLeft<23>(hn::NearestInt(whole))));
-#endif
   return hn::IfThenZeroElse(hn::Lt(x, least), power);
+#endif
 }
 
 inline void ScaleRow(float* row, float factor, size_t n) {

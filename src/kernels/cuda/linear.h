@@ -1,7 +1,8 @@
 // Products with affine-quantised weights (4 or 8 bits, groups of 32, 64 or 128) on NVIDIA GPUs, from a layout made for tensor cores.
 //
 // A weight is repacked once (linear_repack); its codes, scales and biases stay exactly what they were. Then
-//   linear_rows   1 to 16 rows of x: every code is read once, at memory speed; float sums, scales applied in float;
+//   linear_rows   1 to 16 rows of x: every code is read once, at memory speed; no weight is rounded. Up to 4 rows of x are taken as
+//                 16-bit integers with a scale for each group (linear_few.cuh);
 //   linear_tiles  more rows: weights become x's type in registers and meet x on the warpgroup tensor cores (Hopper);
 //   linear_dense  1 to 16 rows of x and a dense 16-bit weight as it lies.
 // All results are x W^T, plus bias, plus residual, or silu(gate) * up. Everything here only describes launches (launch.h): nothing
@@ -81,7 +82,7 @@ constexpr int kLinearOutputs = 4;
 struct LinearProblem {
   PackedLinear weight;
   const void* packed = nullptr;
-  const void* x = nullptr;  // [rows, k], each row contiguous, 16-byte aligned
+  const void* x = nullptr;  // [rows, k], each row contiguous; linear_tiles: 16-byte aligned rows
   long long x_stride = 0;
   Dtype x_type = Dtype::f16, y_type = Dtype::f16;
   int rows = 0;
@@ -107,9 +108,10 @@ struct LinearRowsParams {
   LinearOutput outputs[kLinearOutputs];
   long long x_stride = 0;
   int output_count = 0, rows = 0, k = 0, strips = 0, tiles = 0;
-  int strips_per_block = 0, splits = 0, tiles_per_split = 0, piece_shift = 0, row_warps = 0, stages = 0;
+  int strips_per_block = 0, splits = 0, tiles_per_split = 0, piece_shift = 0, row_warps_log2 = 0, stages = 0;
+  int x_at = 0, x_row = 0, sums_at = 0, reduce_at = 0;  // places in shared memory
   Dtype x_type = Dtype::f16, y_type = Dtype::f16;
-  bool paired = false;
+  bool paired = false, bulk_x = false;  // bulk_x: x is copied as it is
 };
 LinearRowsPlan linear_rows_plan(const LinearProblem& problem);
 /// Ticket and partial-sum bytes of the problem; 0: it needs none.
@@ -137,5 +139,14 @@ struct LinearTilesParams {
 LinearTilesPlan linear_tiles_plan(const LinearProblem& problem);
 size_t linear_tiles_workspace(const LinearProblem& problem, LinearTilesPlan plan = {});
 Launch linear_tiles(const LinearProblem& problem, LinearTilesParams* params, LinearTilesPlan plan = {});
+
+/// Dense weights as they lie: output i is x times the transpose of weights[i], [outputs[i].columns, k] of a 16-bit type, rows
+/// contiguous and 16-byte aligned (weight.scale_type names the type); `packed`, bits, group and first_strip are not used. A pair is weights[0] (gate) and weights[1] (up).
+struct LinearDenseParams {
+  LinearRowsParams rows;
+  const void* dense[kLinearOutputs] = {};
+};
+size_t linear_dense_workspace(const LinearProblem& problem);
+Launch linear_dense(const LinearProblem& problem, const void* const* weights, LinearDenseParams* params);
 
 }  // namespace tersor::kernels::cuda

@@ -29,6 +29,7 @@ class TileRing {
   __device__ __forceinline__ TileRing(const uint8_t* packed, uint8_t* ring, uint64_t* barriers, int stages, TileWalk walk)
       : packed_(packed), ring_(ring), barriers_(shared_address(barriers)), stages_(stages), walk_(walk) {
     if ((threadIdx.x & 31) == 0)
+#pragma unroll 1
       for (int i = 0; i < stages; ++i) barrier_init(barriers_ + 8 * i, TERSOR_BULK_COPY ? 1 : 32);
     if (walk_.tile_first >= walk_.tile_end) walk_.strip = walk_.strip_end;
 #if TERSOR_BULK_COPY
@@ -37,9 +38,11 @@ class TileRing {
     __syncwarp();
   }
 
-  /// Sends for the first tiles.
-  __device__ __forceinline__ void start() {
-    for (int i = 0; i < stages_; ++i) fetch(i);
+  /// Sends for the first tile; for as many more as there is room for.
+  __device__ __forceinline__ void start() { fetch(0); }
+  __device__ __forceinline__ void fill() {
+#pragma unroll 1
+    for (int i = 1; i < stages_; ++i) fetch(i);
   }
   /// The tile at the head, once it is here.
   __device__ __forceinline__ const uint8_t* wait() {

@@ -1,6 +1,7 @@
 // How linear_rows spreads a problem over the device, and its launch.
 #include <algorithm>
 
+#include "kernels/cuda/linear_few.cuh"
 #include "kernels/cuda/linear_rows.cuh"
 
 namespace tersor::kernels::cuda {
@@ -8,10 +9,30 @@ namespace {
 
 constexpr int kSharedMost = 227 * 1024 - 1024;  // of a block, less what it holds statically
 
-int shared_bytes(const LinearProblem& problem, const LinearRowsPlan& plan) {
+/// Shared memory of a block: the rings, then these; offsets in bytes.
+struct RowsShared {
+  int x, sums, reduce, total, x_row;  // x_row: bytes from row to row of x
+};
+
+RowsShared shared_of(const LinearProblem& problem, const LinearRowsPlan& plan) {
   const PackedLinear& w = problem.weight;
   const int tiles = ceil_div(tiles_of(w.bits, w.k), plan.splits);
-  return rows_shared(tile_bytes(w), plan.stages, tile_k(w.bits), tiles, problem.rows).total;
+  RowsShared s;
+  s.x = kRowsWarps * plan.stages * tile_bytes(w);
+  const int columns = tiles * tile_k(w.bits);
+  if (problem.rows <= kFewRows) {
+    s.x_row = columns + 16;  // rows start 16 bytes apart modulo the banks, for ldmatrix
+    s.sums = s.x + 2 * problem.rows * s.x_row;
+    s.reduce = s.sums + columns / w.group * kFewRows * static_cast<int>(sizeof(XGroup));
+    s.total = s.reduce + kRowsWarps * kFewRows * kReduceColumn * 4;
+  } else {
+    const int most = problem.rows > 8 ? 16 : 8;
+    s.x_row = columns * 2 + 16;
+    s.sums = s.x + problem.rows * s.x_row;
+    s.reduce = s.sums + columns / w.group * most * 4;
+    s.total = s.reduce + kRowsWarps * most * kReduceColumn * 4;
+  }
+  return s;
 }
 
 /// Fewest blocks that the strips can be dealt to evenly, given `splits` parts of k.
@@ -28,10 +49,16 @@ double estimate(const LinearProblem& problem, const LinearRowsPlan& plan) {
   const double rounds = ceil_div(plan.strips, plan.row_warps);
   const double warp_tiles = rounds * ceil_div(tiles, k_warps), even_tiles = static_cast<double>(plan.strips) * tiles / kRowsWarps;
   const double kb_per_us = 4300e3 / problem.multiprocessors / 1e3;
-  const double stream = (0.7 * even_tiles + 0.3 * warp_tiles) * kRowsWarps * tile_bytes(w) / 1e3 / kb_per_us;
+  const double stream = (0.95 * even_tiles + 0.05 * warp_tiles) * kRowsWarps * tile_bytes(w) / 1e3 / kb_per_us;
   const double x = problem.rows * tiles * tile_k(w.bits) * 2 / 1e3 / 45;
   const double merge = plan.splits > 1 ? 1.3 + plan.strips * problem.rows * plan.splits * 64 / 1e3 / 100 : 0;
-  return stream + 0.5 * x + merge + 0.06 * rounds;
+  return stream + 0.5 * x + merge + 0.35 * rounds;
+}
+
+const void* function_of(const LinearProblem& problem) {
+  const PackedLinear& w = problem.weight;
+  if (problem.rows <= kFewRows) return (w.bits == 4 ? linear_few_function_4 : linear_few_function_8)(w.group, w.scale_type);
+  return (w.bits == 4 ? linear_rows_function_4 : linear_rows_function_8)(w.group, w.scale_type, problem.x_type, problem.rows);
 }
 
 }  // namespace
@@ -43,10 +70,10 @@ LinearRowsPlan linear_rows_plan(const LinearProblem& problem) {
   for (int splits = 1; splits <= std::min(tiles, 32); ++splits) {
     if (ceil_div(tiles, ceil_div(tiles, splits)) != splits) continue;  // parts would be empty
     for (int row_warps = 1; row_warps <= kRowsWarps; row_warps *= 2)
-      for (int stages = 4; stages >= 2; --stages) {
+      for (const int stages : {problem.rows <= kFewRows ? 3 : 2, 2}) {
         const LinearRowsPlan plan = {even_strips(problem, splits), splits, row_warps, stages};
-        if (shared_bytes(problem, plan) > kSharedMost) continue;
-        const double time = estimate(problem, plan) + (stages == 2 ? 0.5 : 0);
+        if (shared_of(problem, plan).total > kSharedMost) continue;
+        const double time = estimate(problem, plan);
         if (time < best_time) best_time = time, best = plan;
       }
   }
@@ -65,7 +92,7 @@ Launch linear_rows(const LinearProblem& problem, LinearRowsParams* params, Linea
   if (plan.splits == 0) plan = linear_rows_plan(problem);
   if (plan.splits == 0) return {};
   const int tiles = tiles_of(w.bits, w.k), blocks = ceil_div(w.strips, plan.strips);
-  if (shared_bytes(problem, plan) > kSharedMost) return {};
+  if (shared_of(problem, plan).total > kSharedMost) return {};
   if (plan.splits > 1 && blocks > static_cast<int>(kTicketBytes / sizeof(unsigned))) return {};
   LinearRowsParams& p = *params;
   p = {};
@@ -78,13 +105,16 @@ Launch linear_rows(const LinearProblem& problem, LinearRowsParams* params, Linea
   p.output_count = problem.output_count, p.rows = problem.rows, p.k = w.k, p.strips = w.strips, p.tiles = tiles;
   p.strips_per_block = plan.strips, p.splits = plan.splits, p.tiles_per_split = ceil_div(tiles, plan.splits);
   while (p.tiles_per_split > kXPieces << p.piece_shift) ++p.piece_shift;
-  p.row_warps = plan.row_warps, p.stages = plan.stages;
+  while (1 << p.row_warps_log2 < plan.row_warps) ++p.row_warps_log2;
+  p.stages = plan.stages;
+  const RowsShared shared = shared_of(problem, plan);
+  p.x_at = shared.x, p.x_row = shared.x_row, p.sums_at = shared.sums, p.reduce_at = shared.reduce;
   p.x_type = problem.x_type, p.y_type = problem.y_type, p.paired = w.paired;
-  const auto function = w.bits == 4 ? linear_rows_function_4 : linear_rows_function_8;
-  return {function(w.group, w.scale_type, problem.x_type, problem.rows),
+  p.bulk_x = problem.x_type != Dtype::f32 && reinterpret_cast<uintptr_t>(problem.x) % 16 == 0 && problem.x_stride % 8 == 0;
+  return {function_of(problem),
           {static_cast<unsigned>(blocks), static_cast<unsigned>(plan.splits), 1},
           {kRowsWarps * 32, 1, 1},
-          static_cast<unsigned>(shared_bytes(problem, plan))};
+          static_cast<unsigned>(shared_of(problem, plan).total)};
 }
 
 }  // namespace tersor::kernels::cuda

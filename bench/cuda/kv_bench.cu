@@ -1,0 +1,257 @@
+// Times the cache kernels: graph replay, every launch of a graph on other memory (cold L2), medians. One JSON line a measurement.
+//   kv_bench            the published shapes
+//   kv_bench sweep      also other splits and block sizes of each
+#include <cuda_runtime.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <cstring>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "kernels/cuda/kv_append.h"
+#include "kernels/cuda/kv_attend.h"
+#include "kernels/cuda/kv_attend_variants.h"
+#include "kernels/cuda/kv_codec.h"
+
+namespace tersor::kernels::cuda {
+namespace {
+
+void check(cudaError_t error, const char* what) {
+  if (error == cudaSuccess) return;
+  std::fprintf(stderr, "%s: %s\n", what, cudaGetErrorString(error));
+  std::exit(3);
+}
+
+constexpr size_t kPool = size_t{9} << 30;
+uint8_t* pool;
+
+__global__ void fill(uint32_t* words, size_t count) {
+  for (size_t i = blockIdx.x * static_cast<size_t>(blockDim.x) + threadIdx.x; i < count; i += static_cast<size_t>(gridDim.x) * blockDim.x) {
+    uint64_t z = (i + 1) * 0x9e3779b97f4a7c15u;
+    z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
+    words[i] = static_cast<uint32_t>(z >> 32);
+  }
+}
+// Scalars near one half, so that logits are those of normal vectors.
+__global__ void set_scalars(uint8_t* tiles, size_t count, int tile_bytes, int offset, int bytes, bool affine) {
+  const size_t per = bytes / 2, total = count * per;
+  for (size_t i = blockIdx.x * static_cast<size_t>(blockDim.x) + threadIdx.x; i < total; i += static_cast<size_t>(gridDim.x) * blockDim.x) {
+    const uint16_t random = static_cast<uint16_t>(i * 40503u >> 3) & (affine ? 511 : 1023);
+    reinterpret_cast<uint16_t*>(tiles + i / per * tile_bytes + offset)[i % per] = affine ? 36 * 512 | random : 39 * 1024 | random;
+  }
+}
+__global__ void __launch_bounds__(512) read_all(const uint4* from, size_t count, uint32_t* to) {
+  uint32_t sum = 0;
+  const size_t step = static_cast<size_t>(gridDim.x) * blockDim.x;
+  for (size_t i = blockIdx.x * static_cast<size_t>(blockDim.x) + threadIdx.x; i < count; i += 4 * step) {
+    uint4 v[4] = {};
+#pragma unroll
+    for (int k = 0; k < 4; ++k)
+      if (i + k * step < count) v[k] = __ldcs(from + i + k * step);
+#pragma unroll
+    for (int k = 0; k < 4; ++k) sum ^= v[k].x ^ v[k].y ^ v[k].z ^ v[k].w;
+  }
+  if (sum == 0x12345) *to = sum;
+}
+
+// Median microseconds of a launch, over replays of a graph of `count` launches.
+double time_us(const std::function<void(int, cudaStream_t)>& launch, int count, int repeats = 24) {
+  cudaStream_t stream;
+  check(cudaStreamCreate(&stream), "stream");
+  check(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal), "capture");
+  for (int i = 0; i < count; ++i) launch(i, stream);
+  cudaGraph_t graph;
+  cudaGraphExec_t run;
+  check(cudaStreamEndCapture(stream, &graph), "end of capture");
+  check(cudaGraphInstantiate(&run, graph, 0), "instantiate");
+  cudaEvent_t begin, end;
+  cudaEventCreate(&begin), cudaEventCreate(&end);
+  std::vector<double> times;
+  for (int r = 0; r < repeats + 3; ++r) {
+    check(cudaEventRecord(begin, stream), "event");
+    check(cudaGraphLaunch(run, stream), "graph");
+    check(cudaEventRecord(end, stream), "event");
+    check(cudaEventSynchronize(end), "replay");
+    float ms;
+    cudaEventElapsedTime(&ms, begin, end);
+    if (r >= 3) times.push_back(ms * 1e3 / count);
+  }
+  check(cudaGetLastError(), "bench");
+  cudaGraphExecDestroy(run), cudaGraphDestroy(graph), cudaStreamDestroy(stream), cudaEventDestroy(begin), cudaEventDestroy(end);
+  std::sort(times.begin(), times.end());
+  return times[times.size() / 2];
+}
+
+template <class Params>
+void launch_now(const Launch& l, const Params& params, cudaStream_t stream) {
+  void* arguments[] = {const_cast<Params*>(&params)};
+  check(cudaLaunchKernel(l.function, l.grid, l.block, arguments, l.shared_bytes, stream), "launch");
+}
+void allow_shared(const Launch& l) {
+  check(cudaFuncSetAttribute(l.function, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(l.shared_bytes)), "shared memory");
+}
+
+struct Shape {
+  int batch, kv_heads, group, dim, tokens, rows = 1;
+};
+
+std::shared_ptr<const codec::Codec> codec_of(const std::string& name, codec::Role role, int dim) {
+  return codec::Codec::make(codec::Spec::parse(name), role, dim, Dtype::f16);
+}
+
+void bench_attend(const std::string& name, const Shape& s, bool sweep) {
+  const auto keys = codec_of(name, codec::Role::keys, s.dim), values = codec_of(name, codec::Role::values, s.dim);
+  const Code code = *code_of(*keys);
+  const int tile_tokens = code == Code::full ? 16 : 64, side = side_bytes(code, s.dim), tile = 2 * side;
+  const size_t tiles = static_cast<size_t>(s.batch) * s.kv_heads * (s.tokens / tile_tokens), bytes = tiles * tile;
+  const size_t sets = std::max<size_t>(1, kPool / bytes);
+  fill<<<132 * 8, 256>>>(reinterpret_cast<uint32_t*>(pool), kPool / 4);
+  if (code != Code::full) {
+    set_scalars<<<132 * 8, 256>>>(pool, kPool / tile, tile, code_bytes(code, s.dim), scalar_bytes(code, s.dim), is_affine(code));
+    set_scalars<<<132 * 8, 256>>>(pool, kPool / tile, tile, side, scalar_bytes(code, s.dim), is_affine(code));
+  }
+  AttendParams p;
+  const int heads = s.kv_heads * s.group;
+  const size_t numbers = static_cast<size_t>(s.batch) * s.rows * heads * s.dim;
+  void *q, *out, *partials, *tickets;
+  check(cudaMalloc(&q, numbers * 2), "q"), check(cudaMalloc(&out, numbers * 2), "out");
+  std::vector<uint16_t> host(numbers);
+  for (size_t i = 0; i < numbers; ++i) host[i] = float_to_half(std::sin(static_cast<float>(i) * 12.9898f) * 1.4f);
+  check(cudaMemcpy(q, host.data(), numbers * 2, cudaMemcpyHostToDevice), "q");
+  p.queries = {q, static_cast<int64_t>(s.rows) * heads * s.dim, s.dim, static_cast<int64_t>(heads) * s.dim, 1, Number::f16};
+  p.out = out, p.out_batch_stride = p.queries.batch_stride, p.out_head_stride = s.dim, p.out_token_stride = p.queries.token_stride;
+  p.key_rotation = rotation_bits(keys->rotation()), p.value_rotation = rotation_bits(values->rotation());
+  p.key_levels = levels_of(*keys), p.value_levels = levels_of(*values);
+  p.scale = 1 / std::sqrt(static_cast<float>(s.dim)), p.batch = s.batch, p.kv_heads = s.kv_heads, p.group = s.group, p.rows = s.rows;
+  p.position = s.tokens - s.rows;
+  p.segment_count = 1;
+  AttendSegment& g = p.segments[0];
+  g.head_stride = bytes / s.batch / s.kv_heads, g.batch_stride = g.head_stride * s.kv_heads, g.end = s.tokens;
+  g.lo_abs = g.lo_rel = g.hi_rel = -(1 << 29), g.hi_abs = 1 << 29, g.full = code == Code::full;
+  const size_t most = size_t{256} << 20;
+  check(cudaMalloc(&partials, most), "partials"), check(cudaMalloc(&tickets, 1 << 20), "tickets"),
+      check(cudaMemset(tickets, 0, 1 << 20), "tickets");
+  p.partials = static_cast<float*>(partials), p.tickets = static_cast<unsigned*>(tickets);
+  const AttendPlan plan = attend_plan(p, code, code, s.dim, 132);
+  const int count = static_cast<int>(std::max<size_t>(s.batch > 1 ? 8 : 32, std::min<size_t>(sets, 64)));
+  const double read = time_us(
+      [&](int i, cudaStream_t stream) {
+        read_all<<<132 * 4, 512, 0, stream>>>(reinterpret_cast<const uint4*>(pool + i % sets * bytes), bytes / 16,
+                                              static_cast<uint32_t*>(tickets) + 1000);
+      },
+      count);
+  const auto measure = [&](const Launch& l, const AttendParams& params, const char* what) {
+    allow_shared(l);
+    const double us = time_us(
+        [&](int i, cudaStream_t stream) {
+          AttendParams mine = params;
+          mine.segments[0].tiles = pool + i % sets * bytes;
+          launch_now(l, mine, stream);
+        },
+        count);
+    std::printf(
+        "{\"bench\": \"attend\", \"what\": \"%s\", \"codec\": \"%s\", \"batch\": %d, \"kv_heads\": %d, \"group\": %d, \"dim\": %d, "
+        "\"tokens\": %d, \"rows\": %d, "
+        "\"warps\": %u, \"splits\": %d, \"us\": %.2f, \"tb_s\": %.2f, \"read_us\": %.2f}\n",
+        what, name.c_str(), s.batch, s.kv_heads, s.group, s.dim, s.tokens, s.rows, l.block.x / 32, params.splits, us,
+        static_cast<double>(bytes) / us / 1e6, read);
+    std::fflush(stdout);
+  };
+  measure(plan.launch, p, "plan");
+  if (sweep && s.dim != 80 && s.dim != 96) {
+    for (const bool many : {false, true}) {
+      const AttendVariant v = s.dim == 128  ? attend_variant_128(code, code, s.group * s.rows > 4, many)
+                              : s.dim == 64 ? attend_variant_64(code, code, s.group * s.rows > 4, many)
+                                            : attend_variant_256(code, code, s.group * s.rows > 4, many);
+      if (many && v.warps != 16) continue;
+      const int units = s.batch * s.kv_heads * ((s.group * s.rows + 4 * v.sets - 1) / (4 * v.sets));
+      std::vector<int> tried;
+      for (const int blocks : {132, 264}) {
+        const int splits = std::max(1, blocks / units);
+        if (std::count(tried.begin(), tried.end(), splits) || splits > 64) continue;
+        tried.push_back(splits);
+        AttendParams params = p;
+        AttendPlan other;
+        attend_split(params, other, v, s.dim, splits);
+        measure(other.launch, params, "sweep");
+      }
+    }
+  }
+  cudaFree(q), cudaFree(out), cudaFree(partials), cudaFree(tickets);
+}
+
+void bench_append(const std::string& name, int batch, int kv_heads, int dim, int count, int at) {
+  const auto keys = codec_of(name, codec::Role::keys, dim), values = codec_of(name, codec::Role::values, dim);
+  AppendParams p;
+  const size_t numbers = static_cast<size_t>(batch) * count * kv_heads * dim;
+  for (int i = 0; i < 2; ++i)
+    p.rows[i] = {pool + (size_t{7} << 30) + i * numbers * 2,
+                 static_cast<int64_t>(count) * kv_heads * dim,
+                 dim,
+                 static_cast<int64_t>(kv_heads) * dim,
+                 1,
+                 Number::f16};
+  p.rotations[0] = rotation_bits(keys->rotation()), p.rotations[1] = rotation_bits(values->rotation());
+  p.levels[0] = levels_of(*keys), p.levels[1] = levels_of(*values);
+  p.heads = kv_heads, p.jobs = 2;
+  const Code code = *code_of(*keys);
+  const int side = side_bytes(code, dim), tile_tokens = code == Code::full ? 16 : 64;
+  const size_t head = static_cast<size_t>((at + count + tile_tokens - 1) / tile_tokens) * 2 * side, slab = head * kv_heads * batch;
+  for (int i = 0; i < 2; ++i) {
+    AppendJob& j = p.job[i];
+    j.tile_bytes = 2 * side, j.side_offset = i * side, j.head_stride = head, j.batch_stride = head * kv_heads, j.at = at, j.count = count,
+    j.code = code, j.keys = i == 0;
+  }
+  const Launch l = append_plan(p, dim, batch);
+  const size_t sets = std::max<size_t>(1, (size_t{6} << 30) / slab);
+  const double us = time_us(
+      [&](int i, cudaStream_t stream) {
+        AppendParams mine = p;
+        for (int k = 0; k < 2; ++k) mine.job[k].tiles = pool + i % sets * slab;
+        launch_now(l, mine, stream);
+      },
+      64);
+  const double moved = 2.0 * numbers * 2 + static_cast<double>(batch) * kv_heads * count * 2 * side / tile_tokens;
+  std::printf(
+      "{\"bench\": \"append\", \"codec\": \"%s\", \"batch\": %d, \"kv_heads\": %d, \"dim\": %d, \"tokens\": %d, \"us\": %.2f, \"tb_s\": "
+      "%.3f}\n",
+      name.c_str(), batch, kv_heads, dim, count, us, moved / us / 1e6);
+  std::fflush(stdout);
+}
+
+void run(bool sweep) {
+  for (const char* name : {"turboquant:4", "turboquant:3", "turboquant:2", "turboquant:1", "affine:4", "affine:8", "full"})
+    for (const Shape& s :
+         {Shape{1, 8, 4, 128, 2048}, {1, 8, 4, 128, 8192}, {1, 8, 4, 128, 32768}, {1, 8, 4, 128, 131072}, {8, 8, 4, 128, 131072}})
+      bench_attend(name, s, sweep && (!std::strcmp(name, "turboquant:4") || !std::strcmp(name, "turboquant:2")));
+  for (const Shape& s : {Shape{64, 8, 4, 128, 4096},
+                         {1, 8, 4, 128, 1048576},
+                         {1, 4, 3, 256, 32768},
+                         {8, 8, 4, 64, 131072},
+                         {1, 3, 3, 64, 8192},
+                         {8, 8, 8, 128, 131072},
+                         {1, 8, 8, 128, 131072},
+                         {1, 8, 4, 128, 131072, 4},
+                         {1, 8, 4, 96, 131072},
+                         {1, 8, 4, 80, 131072}})
+    bench_attend("turboquant:4", s, sweep);
+  for (const char* name : {"turboquant:4", "turboquant:2", "affine:4", "full"}) {
+    bench_append(name, 1, 8, 128, 1, 8191);
+    bench_append(name, 8, 8, 128, 1, 8191);
+    bench_append(name, 1, 8, 128, 8192, 0);
+    bench_append(name, 1, 8, 128, 512, 1000);
+  }
+}
+
+}  // namespace
+}  // namespace tersor::kernels::cuda
+
+int main(int argc, char** argv) {
+  using namespace tersor::kernels::cuda;
+  check(cudaMalloc(&pool, kPool + (1 << 20)), "pool");
+  run(argc > 1 && !std::strcmp(argv[1], "sweep"));
+  return 0;
+}

@@ -1,0 +1,58 @@
+// The compiled kernels of one head size. One translation unit a head size includes this, so that they build side by side.
+#pragma once
+
+#include "kernels/cuda/kv_attend_kernel.cuh"
+#include "kernels/cuda/kv_attend_variants.h"
+
+namespace tersor::kernels::cuda {
+
+template <int D, int NT, int kWarps, Code K, Code V>
+AttendVariant make_variant() {
+  using S = AttendShape<D, NT, kWarps, K, V>;
+  return {reinterpret_cast<const void*>(&attend_kernel<S>), kWarps, NT, S::kShared};
+}
+
+/// wide: more than four query vectors a KV head; many_warps: sixteen, for long shares of tiles.
+template <int D, Code K, Code V>
+AttendVariant pick_variant(bool wide, bool many_warps) {
+  constexpr int kWarps = D == 256 && (K == Code::affine8 || V == Code::affine8) ? 4 : 8;
+  if constexpr (D <= 128) {
+    if (wide) return make_variant<D, 2, kWarps, K, V>();
+    if constexpr (D >= 128 && K != Code::affine8 && V != Code::affine8 && K != Code::full) {
+      if (many_warps) return make_variant<D, 1, 16, K, V>();
+    }
+  }
+  return make_variant<D, 1, kWarps, K, V>();
+}
+
+template <class F>
+AttendVariant with_turbo(Code code, const F& f) {
+  switch (code) {
+    case Code::turbo1: return f.template operator()<Code::turbo1>();
+    case Code::turbo2: return f.template operator()<Code::turbo2>();
+    case Code::turbo3: return f.template operator()<Code::turbo3>();
+    case Code::turbo4: return f.template operator()<Code::turbo4>();
+    default: return {};
+  }
+}
+template <class F>
+AttendVariant with_affine(Code code, const F& f) {
+  switch (code) {
+    case Code::affine2: return f.template operator()<Code::affine2>();
+    case Code::affine4: return f.template operator()<Code::affine4>();
+    case Code::affine8: return f.template operator()<Code::affine8>();
+    default: return {};
+  }
+}
+
+/// Keys and values of one family, of any widths.
+template <int D>
+AttendVariant find_variant(Code keys, Code values, bool wide, bool many_warps) {
+  if (keys == Code::full && values == Code::full) return pick_variant<D, Code::full, Code::full>(wide, many_warps);
+  if (is_affine(keys))
+    return with_affine(keys,
+                       [&]<Code K>() { return with_affine(values, [&]<Code V>() { return pick_variant<D, K, V>(wide, many_warps); }); });
+  return with_turbo(keys, [&]<Code K>() { return with_turbo(values, [&]<Code V>() { return pick_variant<D, K, V>(wide, many_warps); }); });
+}
+
+}  // namespace tersor::kernels::cuda
