@@ -6,6 +6,7 @@
 #include "cli/command.h"
 #include "cli/interrupt.h"
 #include "cli/machine.h"
+#include "cli/options.h"
 #include "cli/output.h"
 #include "cli/usage.h"
 #include "tersor/base.h"
@@ -42,6 +43,11 @@ int parse_and_run(int argc, char** argv) {
   bool version = false;
   app.add_flag("--version", version, "Print the versions of the program and of MLX");
   const Commands commands = add_commands(app);
+  int threads = 0;
+  for (const Command& command : commands)
+    command.app->add_option("--threads", threads, "Threads to compute with (default: TERSOR_THREADS, or one a core)")
+        ->type_name("N")
+        ->check(whole(1, 1024));
   app.footer(  // after the commands, which would inherit it
       "Environment:\n"
       "  TERSOR_THREADS   threads to compute with (default: one a core)\n"
@@ -58,6 +64,7 @@ int parse_and_run(int argc, char** argv) {
   }
   for (const Command& command : commands)
     if (command.app->parsed()) {
+      if (threads) setenv("TERSOR_THREADS", std::to_string(threads).c_str(), 1);
       check_environment();
       return command.run();
     }

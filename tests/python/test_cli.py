@@ -188,6 +188,7 @@ def test_avx512_is_another_name_of_avx3(tersor):
 
 def test_bad_environment(refused):
     assert "TERSOR_THREADS" in refused("codec", "list", env={"TERSOR_THREADS": "many"})
+    assert "--threads" in refused("codec", "list", "--threads", "0")
     assert "AVX9" in refused("codec", "list", env={"TERSOR_SIMD": "AVX9"})
 
 
