@@ -12,8 +12,8 @@ run: build ## build, then show what it does on a small model
 test: ## build, then run the C++ and the Python tests
 	@scripts/bootstrap.sh test && scripts/build.sh release && scripts/test.sh
 
-bench: build ## measure decoding with several caches; results go to bench/results/local
-	@scripts/bench.sh
+bench: build ## measure decoding, linear layers and attention; JSON and charts go to bench/results/local
+	@scripts/bootstrap.sh bench && scripts/bench.sh
 
 profile: build ## show where decoding spends its time (perf, or callgrind)
 	@scripts/profile.sh

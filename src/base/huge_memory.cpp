@@ -1,6 +1,9 @@
 #include "base/huge_memory.h"
 
 #include <sys/mman.h>
+#if defined(__GLIBC__)
+#include <malloc.h>
+#endif
 
 #include <cstdint>
 #include <new>
@@ -19,6 +22,12 @@ std::shared_ptr<std::byte> huge_memory(size_t bytes) {
   auto* const first = reinterpret_cast<std::byte*>((reinterpret_cast<uintptr_t>(base) + kHugePage - 1) / kHugePage * kHugePage);
   madvise(first, mapped - kHugePage, MADV_HUGEPAGE);  // advice only: without it everything works, slower
   return {first, [base, mapped](std::byte*) { munmap(base, mapped); }};
+}
+
+void release_freed_memory() {
+#if defined(__GLIBC__)
+  malloc_trim(0);
+#endif
 }
 
 }  // namespace tersor

@@ -10,4 +10,7 @@ namespace tersor {
 /// are first written. Throws std::bad_alloc.
 std::shared_ptr<std::byte> huge_memory(size_t bytes);
 
+/// Gives pages that were freed on the heap back to the system, where the C library can.
+void release_freed_memory();
+
 }  // namespace tersor

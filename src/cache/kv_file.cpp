@@ -14,7 +14,7 @@ namespace tersor::cache {
 namespace {
 
 constexpr const char* kFormat = "tersor-kv";
-constexpr const char* kVersion = "1";
+constexpr const char* kVersion = "2";
 constexpr const char* kDigest = "digest";
 constexpr int64_t kMaxTokens = 1 << 24;
 

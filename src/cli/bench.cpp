@@ -24,7 +24,8 @@ void alternate(size_t settings, int repeats, const std::function<void(size_t)>& 
 bool lossy(const cache::KvSpec& spec) { return spec.keys.family != codec::Family::full || spec.values.family != codec::Family::full; }
 
 void add_bench(CLI::App& parent, Commands& commands) {
-  CLI::App* app = parent.add_subcommand("bench", "Measure decoding or one layer's attention with several caches, or linear layers, in alternating order.");
+  CLI::App* app = parent.add_subcommand(
+      "bench", "Measure decoding or one layer's attention with several caches, or linear layers, in alternating order.");
   add_bench_decode(*app, commands);
   add_bench_attention(*app, commands);
   add_bench_linear(*app, commands);

@@ -104,7 +104,7 @@ std::vector<ops::LinearWeight> cold_copies(const ops::LinearWeight& weight, ops:
   const size_t copies = std::clamp<size_t>((size_t{160} << 20) / bytes_of(weight), 2, 400);
   std::vector<ops::LinearWeight> all;
   if (precision == ops::Precision::int16) {
-    ops::LinearPacker packer(copies * ops::LinearPacker::bytes(weight));
+    ops::LinearPacker packer;
     for (size_t i = 0; i < copies; ++i) all.push_back(packer.pack(weight));
     return all;
   }

@@ -88,7 +88,8 @@ void ModelOptions::check() const {
 
 model::Transformer ModelOptions::load() const {
   Progress progress("loading " + path);
-  return model::Transformer(model::load(path), policy(), ops::parse_precision(precision));
+  const ops::Precision chosen = ops::parse_precision(precision);
+  return model::Transformer(model::load(path, ops::LinearPacker::applies(policy(), chosen)), policy(), chosen);
 }
 
 cache::KvSpec parse_kv(const std::string& text) {

@@ -23,20 +23,6 @@ void add_array(Digest& digest, std::string_view name, const mx::array& array) {
   for (size_t i = 0; i < kSamples; ++i) digest.add(data + (size - kSampleBytes) / (kSamples - 1) * i, kSampleBytes);
 }
 
-std::string digest_of(const ModelData& data) {
-  Digest digest;
-  for (const auto& [name, linear] : data.linears) {
-    add_array(digest, name, linear.weight);
-    digest.add(std::to_string(linear.bits));
-    digest.add(std::to_string(linear.group));
-    if (linear.scales) add_array(digest, "scales", *linear.scales);
-    if (linear.biases) add_array(digest, "biases", *linear.biases);
-    if (linear.bias) add_array(digest, "bias", *linear.bias);
-  }
-  for (const auto& [name, vector] : data.vectors) add_array(digest, name, vector);
-  return digest.str();
-}
-
 // The shortest text that reads back as the same float, so that both formats agree.
 std::string float_text(float value) {
   char text[32];
@@ -49,7 +35,30 @@ std::string float_text(float value) {
 
 }  // namespace
 
-cache::Identity identity_of(const ModelData& data) {
+void WeightDigests::add_new(const std::map<std::string, ops::LinearWeight>& linears) {
+  for (const auto& [name, linear] : linears) {
+    if (linears_.contains(name)) continue;
+    Digest digest;
+    add_array(digest, name, linear.weight);
+    digest.add(std::to_string(linear.bits));
+    digest.add(std::to_string(linear.group));
+    if (linear.scales) add_array(digest, "scales", *linear.scales);
+    if (linear.biases) add_array(digest, "biases", *linear.biases);
+    linears_.emplace(name, digest.str());
+  }
+}
+
+std::string WeightDigests::str(const ModelData& data) const {
+  Digest digest;
+  for (const auto& [name, text] : linears_) {
+    digest.add(text);
+    if (const auto& bias = data.linears.at(name).bias) add_array(digest, name, *bias);
+  }
+  for (const auto& [name, vector] : data.vectors) add_array(digest, name, vector);
+  return digest.str();
+}
+
+cache::Identity identity_of(const ModelData& data, const WeightDigests& digests) {
   const Config& c = data.config;
   return {
       {"family", c.family},
@@ -60,7 +69,7 @@ cache::Identity identity_of(const ModelData& data) {
       {"head_dim", std::to_string(c.head_dim)},
       {"vocab", std::to_string(c.vocab)},
       {"rope_theta", float_text(c.rope_theta)},
-      {"weights", digest_of(data)},
+      {"weights", digests.str(data)},
   };
 }
 

@@ -28,7 +28,7 @@ class Taker {
     ops::LinearWeight weight = std::move(node.mapped());
     check(name, weight, out, in);
     if (needs_bias && !weight.bias) fail(name + ".bias", "is missing");
-    keep(weight.weight);
+    if (!weight.packed) keep(weight.weight);
     if (weight.scales) keep(*weight.scales);
     if (weight.biases) keep(*weight.biases);
     if (weight.bias) weight.bias = keep(mx::contiguous(mx::astype(*weight.bias, mx::float32)));
@@ -44,11 +44,11 @@ class Taker {
   }
 
   void check(const std::string& name, const ops::LinearWeight& weight, int out, int in) const {
-    if (weight.weight.ndim() != 2 || weight.out_features() != out || weight.in_features() != in)
+    if ((!weight.packed && weight.weight.ndim() != 2) || weight.out_features() != out || weight.in_features() != in)
       fail(name + ".weight", "does not have the shape [" + std::to_string(out) + ", " + std::to_string(in) + "] of the configuration");
     if (weight.bias && (weight.bias->ndim() != 1 || weight.bias->shape(0) != out))
       fail(name + ".bias", "should have " + std::to_string(out) + " numbers");
-    if (!weight.bits) return;
+    if (!weight.bits || weight.packed) return;
     if (weight.group < 1 || in % weight.group)
       fail(name, "has groups of " + std::to_string(weight.group) + " in rows of " + std::to_string(in));
     const mx::Shape groups{out, in / weight.group};
@@ -89,44 +89,40 @@ Weights take_weights(ModelData& data) {
   const Config& c = data.config;
   Taker take(data);
   auto embedding = take.linear("model.embed_tokens", c.vocab, c.hidden);
-  auto head = c.tied_head ? embedding : take.linear("lm_head", c.vocab, c.hidden);
-  Weights weights{std::move(embedding), std::move(head), take.vector("model.norm", c.hidden), {}, 0};
+  auto head = c.tied_head ? std::nullopt : std::optional(take.linear("lm_head", c.vocab, c.hidden));
+  Weights weights{std::move(embedding), std::move(head), take.vector("model.norm", c.hidden), {}};
   weights.layers.reserve(static_cast<size_t>(c.layers));
   for (int i = 0; i < c.layers; ++i) weights.layers.push_back(take_layer(take, c, i));
   mx::eval(take.taken());
-  for (const auto& array : take.taken()) weights.bytes += array.nbytes();
   return weights;
 }
 
-namespace {
-
-// Every weight matrix in the order of use, the embedding last; a tied head is the embedding.
-std::vector<ops::LinearWeight*> in_order(Weights& weights, bool tied) {
+std::vector<ops::LinearWeight*> Weights::linears() {
   std::vector<ops::LinearWeight*> all;
-  for (auto& layer : weights.layers) {
+  for (auto& layer : layers) {
     for (auto& w : layer.qkv) all.push_back(&w);
     all.insert(all.end(), {&layer.o, &layer.gate, &layer.up, &layer.down});
   }
-  if (!tied) all.push_back(&weights.head);
-  all.push_back(&weights.embedding);
+  if (own_head) all.push_back(&*own_head);
+  all.push_back(&embedding);
   return all;
 }
 
-}  // namespace
+uint64_t Weights::bytes() const {
+  uint64_t sum = norm.nbytes() + embedding.nbytes() + (own_head ? own_head->nbytes() : 0);
+  for (const auto& layer : layers) {
+    for (const auto& w : layer.qkv) sum += w.nbytes();
+    for (const auto* w : {&layer.o, &layer.gate, &layer.up, &layer.down}) sum += w->nbytes();
+    for (const auto* norms : {&layer.input_norm, &layer.post_norm}) sum += norms->nbytes();
+    for (const auto* norms : {&layer.q_norm, &layer.k_norm}) sum += *norms ? (*norms)->nbytes() : 0;
+  }
+  return sum;
+}
 
 void pack_weights(Weights& weights) {
-  const bool tied = weights.head.weight.id() == weights.embedding.weight.id();
-  const auto all = in_order(weights, tied);
-  size_t bytes = 0;
-  for (const auto* w : all)
-    if (ops::LinearPacker::takes(*w)) bytes += ops::LinearPacker::bytes(*w);
-  if (bytes == 0) return;
-  ops::LinearPacker packer(bytes);
-  for (auto* w : all) {
-    if (!ops::LinearPacker::takes(*w)) continue;
-    *w = packer.pack(*w);
-  }
-  if (tied) weights.head = weights.embedding;
+  ops::LinearPacker packer;
+  for (auto* w : weights.linears())
+    if (ops::LinearPacker::takes(*w)) *w = packer.pack(*w);
 }
 
 }  // namespace tersor::model

@@ -17,15 +17,20 @@ struct LayerWeights {
 };
 
 struct Weights {
-  ops::LinearWeight embedding, head;  // head shares the embedding's arrays when tied
-  mx::array norm;                     // float32
+  ops::LinearWeight embedding;
+  std::optional<ops::LinearWeight> own_head;  // unset: the embedding is the head too
+  mx::array norm;                             // float32
   std::vector<LayerWeights> layers;
-  uint64_t bytes = 0;  // of all arrays, shared ones once
+
+  const ops::LinearWeight& head() const { return own_head ? *own_head : embedding; }
+  /// Every weight matrix in the order of use, the embedding last.
+  std::vector<ops::LinearWeight*> linears();
+  uint64_t bytes() const;
 };
 
 /// Moves the weights out of `data` and evaluates them. Throws Error naming the tensor that is missing or does not fit the configuration.
 Weights take_weights(ModelData& data);
-/// Packs every quantised weight for the int16 kernels, in the order of use; each original is released as soon as its copy is made.
+/// Packs every quantised weight that loading has not packed already; each original is released as soon as its copy is made.
 void pack_weights(Weights& weights);
 
 }  // namespace tersor::model

@@ -8,10 +8,10 @@ LoadPlan plan_model(const std::filesystem::path& path) {
   return std::filesystem::is_directory(path, code) ? plan_folder(path) : plan_gguf(path);
 }
 
-ModelData load(const std::filesystem::path& path) {
+ModelData load(const std::filesystem::path& path, bool pack) {
   LoadPlan plan = plan_model(path);
   check_memory(plan);
-  return run_plan(std::move(plan));
+  return run_plan(std::move(plan), pack);
 }
 
 text::Tokenizer take_tokenizer(ModelData& data) {

@@ -55,7 +55,7 @@ struct Transformer::Impl {
 
 Transformer::Impl::Impl(ModelData data, ops::Policy p, ops::Precision precision)
     : config(checked(data.config)), policy(p), identity(data.identity), tokenizer(take_tokenizer(data)), weights(take_weights(data)) {
-  if (precision == ops::Precision::int16 && policy != ops::Policy::forbid && mx::default_device() == mx::Device::cpu) pack_weights(weights);
+  if (ops::LinearPacker::applies(policy, precision)) pack_weights(weights);
   const auto frequencies = rope_inverse_frequencies(config);
   const mx::array inv_freq(frequencies.begin(), {static_cast<int>(frequencies.size())}, mx::float32);
   for (const auto& layer : weights.layers) rope.push_back({config.head_dim, inv_freq, 1.0f, layer.q_norm, layer.k_norm, config.norm_eps});
@@ -77,7 +77,7 @@ void Transformer::Impl::choose_kernels() {
     for (const auto& weight : layer.qkv) add_linear(weight);
     for (const auto* weight : {&layer.o, &layer.gate, &layer.up, &layer.down}) add_linear(*weight);
   }
-  add_linear(weights.head);
+  add_linear(weights.head());
   fusable = linear_choice.fast && mx::default_device() == mx::Device::cpu;
   rope_choice = add("rope", config.qk_norm ? "qk_norm" : "", config.head_dim);
 }
@@ -127,7 +127,7 @@ const Config& Transformer::config() const { return impl_->config; }
 const cache::Identity& Transformer::identity() const { return impl_->identity; }
 const text::Tokenizer& Transformer::tokenizer() const { return impl_->tokenizer; }
 text::ChatFormat Transformer::chat_format() const { return text::recognise_chat(impl_->tokenizer.data().chat_template); }
-uint64_t Transformer::weight_bytes() const { return impl_->weights.bytes; }
+uint64_t Transformer::weight_bytes() const { return impl_->weights.bytes(); }
 std::vector<ops::Choice> Transformer::choices() const { return impl_->chosen; }
 
 cache::KvCache Transformer::make_cache(const cache::KvSpec& spec, Dtype full_dtype) const {
@@ -146,7 +146,7 @@ mx::array Transformer::forward(std::span<const int32_t> tokens, cache::KvCache& 
     if (cache.layer(i).tokens() != position + length)
       throw Error("layer " + std::to_string(i) + " did not use its KV cache: it holds " + std::to_string(cache.layer(i).tokens()) +
                   " tokens instead of " + std::to_string(position + length) + "; trim all layers alike or start a new cache");
-  const auto logits = ops::linear(x, {&m.weights.head, 1}, m.linear_choice, m.norm_of(m.weights.norm));
+  const auto logits = ops::linear(x, {&m.weights.head(), 1}, m.linear_choice, m.norm_of(m.weights.norm));
   const auto rows = mx::reshape(logits.front(), {x.shape(1), m.config.vocab});
   return length <= kFusedRows && m.fusable ? cache.fuse(rows) : rows;
 }

@@ -73,9 +73,16 @@ void check_memory(const LoadPlan& plan) {
                 "); use a smaller or more strongly quantised model");
 }
 
-ModelData run_plan(LoadPlan plan) {
-  for (auto& job : plan.jobs) job.run(plan.data);
-  plan.data.identity = identity_of(plan.data);
+ModelData run_plan(LoadPlan plan, bool pack) {
+  WeightDigests digests;
+  ops::LinearPacker packer;
+  for (auto& job : plan.jobs) {
+    job.run(plan.data);
+    digests.add_new(plan.data.linears);
+    for (auto& [name, weight] : plan.data.linears)
+      if (pack && ops::LinearPacker::takes(weight)) weight = packer.pack(weight);
+  }
+  plan.data.identity = identity_of(plan.data, digests);
   return std::move(plan.data);
 }
 

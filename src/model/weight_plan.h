@@ -2,6 +2,7 @@
 #pragma once
 
 #include <functional>
+#include <map>
 #include <memory>
 #include <string>
 #include <vector>
@@ -40,8 +41,8 @@ struct LoadPlan {
 
 /// Throws Error when the weights would take more than nine tenths of the memory there is.
 void check_memory(const LoadPlan& plan);
-/// Runs the jobs in order.
-ModelData run_plan(LoadPlan plan);
+/// Runs the jobs in order. pack: packs each weight as soon as it is there.
+ModelData run_plan(LoadPlan plan, bool pack);
 
 /// Plans for a .gguf file and for a folder. Throws Error naming file, place and remedy.
 LoadPlan plan_gguf(const std::filesystem::path& path);
@@ -49,9 +50,20 @@ LoadPlan plan_folder(const std::filesystem::path& path);
 /// The plan for either, by what stands at the path.
 LoadPlan plan_model(const std::filesystem::path& path);
 
-/// Facts that must agree before a saved cache is used: sizes and a digest over names, shapes, types and samples of the weights.
-/// The same weights give the same identity from either format.
-cache::Identity identity_of(const ModelData& data);
+/// Digests over names, shapes, types and samples of the weights, taken one by one while their originals are there.
+class WeightDigests {
+ public:
+  /// The linear weights that were not seen before.
+  void add_new(const std::map<std::string, ops::LinearWeight>& linears);
+  std::string str(const ModelData& data) const;  // with biases and vectors
+
+ private:
+  std::map<std::string, std::string> linears_;
+};
+
+/// Facts that must agree before a saved cache is used: sizes and the weights' digest. The same weights give the same identity from
+/// either format, packed or not.
+cache::Identity identity_of(const ModelData& data, const WeightDigests& digests);
 
 /// "found [2, 3], expected [2, 4]" as an Error naming file and tensor, unless the shapes are equal.
 void check_shape(const std::string& place, const std::string& tensor, const std::vector<uint64_t>& found,

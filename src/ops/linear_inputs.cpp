@@ -52,6 +52,12 @@ kernels::LinearMatrix matrix_of(const mx::array& weight, int bits, int group) {
   return m;
 }
 
+size_t LinearWeight::nbytes() const {
+  size_t sum = packed ? packed_matrix_of(*this).bytes() : weight.nbytes();
+  for (const auto* part : {&scales, &biases, &bias}) sum += *part ? (*part)->nbytes() : 0;
+  return sum;
+}
+
 kernels::PackedMatrix packed_matrix_of(const LinearWeight& w) { return packed_shape_of(*w.packed, w.bits, w.group); }
 
 }  // namespace tersor::ops
