@@ -184,8 +184,8 @@ std::string with(std::string bytes, const std::string& from, const std::string& 
 TEST_F(File, WrongHeadersAreRefused) {
   const std::string good = saved(path("h"));
   const std::vector<std::tuple<std::string, std::string, std::string>> changes = {
-      {R"("version":"1")", R"("version":"2")", "version 2"},
-      {R"("version":"1")", R"("version":"")", "version"},
+      {R"("version":"2")", R"("version":"1")", "version 1"},
+      {R"("version":"2")", R"("version":"")", "version"},
       {R"("format":"tersor-kv")", R"("format":"mlx")", "not a saved key/value cache"},
       {R"("tokens":"30")", R"("tokens":"3000000000")", "tokens"},
       {R"("tokens":"30")", R"("tokens":"-1")", "tokens"},
@@ -233,7 +233,7 @@ TEST_F(File, DamagedContentsAreRefused) {
 TEST_F(File, SizesThatWrapAroundAreRefused) {
   safetensors::Tensor none{"layers.0.body", "U8", {65536, 0, 65536}, {}};
   const std::map<std::string, std::string> header{
-      {"format", "tersor-kv"}, {"version", "1"},      {"keys", "full:fp16"}, {"values", "full:fp16"}, {"window", "0"},
+      {"format", "tersor-kv"}, {"version", "2"},      {"keys", "full:fp16"}, {"values", "full:fp16"}, {"window", "0"},
       {"sinks", "0"},          {"full_dtype", "f16"}, {"layers", "1"},       {"tokens", "16777216"},  {"skip", ""},
       {"recent_first", "0"},   {"batch", "65536"},    {"kv_heads", "65536"}, {"key_dim", "1024"},     {"value_dim", "1024"}};
   safetensors::write(path("o"), {&none, 1}, header);
