@@ -162,11 +162,14 @@ void bench_attend(const std::string& name, const Shape& s, bool sweep) {
   };
   measure(plan.launch, p, "plan");
   if (sweep && s.dim != 80 && s.dim != 96) {
-    for (const bool many : {false, true}) {
-      const AttendVariant v = s.dim == 128  ? attend_variant_128(code, code, s.group * s.rows > 4, many)
-                              : s.dim == 64 ? attend_variant_64(code, code, s.group * s.rows > 4, many)
-                                            : attend_variant_256(code, code, s.group * s.rows > 4, many);
-      if (many && v.warps != 16) continue;
+    for (const AttendUse& use : {AttendUse{false, false, false}, AttendUse{false, true, false}, AttendUse{false, false, true}}) {
+      AttendUse wanted = use;
+      wanted.wide = s.group * s.rows > 4;
+      const AttendVariant v = s.dim == 128  ? attend_variant_128(code, code, wanted)
+                              : s.dim == 64 ? attend_variant_64(code, code, wanted)
+                                            : attend_variant_256(code, code, wanted);
+      if (wanted.long_shares && v.warps != 16) continue;
+      if (wanted.many_blocks && (s.dim != 128 || v.resident != 2)) continue;
       const int units = s.batch * s.kv_heads * ((s.group * s.rows + 4 * v.sets - 1) / (4 * v.sets));
       std::vector<int> tried;
       for (const int blocks : {132, 264}) {

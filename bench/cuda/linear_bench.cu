@@ -28,10 +28,13 @@ __global__ void fill_numbers_kernel(uint16_t* to, size_t n, uint32_t seed, float
   for (size_t i = blockIdx.x * static_cast<size_t>(blockDim.x) + threadIdx.x; i < n; i += static_cast<size_t>(gridDim.x) * blockDim.x) {
     uint32_t v = static_cast<uint32_t>(i) * 2654435761u + seed;
     v ^= v >> 15, v *= 0x85ebca6bu, v ^= v >> 13, v *= 0xc2b2ae35u, v ^= v >> 16;
-    const float sum = static_cast<float>(v & 255) + static_cast<float>(v >> 8 & 255) + static_cast<float>(v >> 16 & 255) + static_cast<float>(v >> 24);
+    const float sum =
+        static_cast<float>(v & 255) + static_cast<float>(v >> 8 & 255) + static_cast<float>(v >> 16 & 255) + static_cast<float>(v >> 24);
     const float x = (sum - 510.f) / 148.f * scale + offset;
-    if (half) reinterpret_cast<__half*>(to)[i] = __float2half_rn(x);
-    else reinterpret_cast<__nv_bfloat16*>(to)[i] = __float2bfloat16_rn(x);
+    if (half)
+      reinterpret_cast<__half*>(to)[i] = __float2half_rn(x);
+    else
+      reinterpret_cast<__nv_bfloat16*>(to)[i] = __float2bfloat16_rn(x);
   }
 }
 __global__ void __launch_bounds__(512) read_kernel(const uint4* from, size_t n, uint32_t* to) {
@@ -64,7 +67,8 @@ double time_calls(int calls, const std::function<void(int, cudaStream_t)>& call)
   check(cudaStreamEndCapture(stream, &graph), "capture"), check(cudaGraphInstantiate(&exec, graph, 0), "graph");
   std::vector<float> times;
   for (int r = 0; r < kReplays + 3; ++r) {
-    check(cudaEventRecord(begin, stream), "event"), check(cudaGraphLaunch(exec, stream), "replay"), check(cudaEventRecord(end, stream), "event");
+    check(cudaEventRecord(begin, stream), "event"), check(cudaGraphLaunch(exec, stream), "replay"),
+        check(cudaEventRecord(end, stream), "event");
     check(cudaEventSynchronize(end), "replay");
     float ms;
     check(cudaEventElapsedTime(&ms, begin, end), "time");
@@ -80,7 +84,8 @@ double read_time(size_t bytes) {
   const Buffer pool(bytes * calls + 16), out(16);
   fill(pool, 1);
   return time_calls(calls, [&](int i, cudaStream_t s) {
-    read_kernel<<<264, 512, 0, s>>>(reinterpret_cast<const uint4*>(pool.bytes() + i * (bytes / 16 * 16)), bytes / 16, static_cast<uint32_t*>(out.get()));
+    read_kernel<<<264, 512, 0, s>>>(reinterpret_cast<const uint4*>(pool.bytes() + i * (bytes / 16 * 16)), bytes / 16,
+                                    static_cast<uint32_t*>(out.get()));
   });
 }
 
@@ -94,7 +99,14 @@ struct Problem {
   Buffer x, y;
 
   Problem(int columns_, int k_, int bits_, int group_, int rows_, Dtype type_, bool paired_ = false)
-      : columns(columns_), k(k_), bits(bits_), group(group_), rows(rows_), type(type_), paired(paired_), x(static_cast<size_t>(rows_) * k_ * 2),
+      : columns(columns_),
+        k(k_),
+        bits(bits_),
+        group(group_),
+        rows(rows_),
+        type(type_),
+        paired(paired_),
+        x(static_cast<size_t>(rows_) * k_ * 2),
         y(static_cast<size_t>(rows_) * columns_ * 2) {
     copies = static_cast<int>(std::max<size_t>(2, (kColdBytes + bytes() - 1) / bytes()));
     if (rows > 256) copies = 2;
@@ -103,7 +115,8 @@ struct Problem {
     const Buffer scales(static_cast<size_t>(columns) * k / group * 2), biases(scales.size());
     const float step = 0.3f / static_cast<float>(1 << bits);
     for (int i = 0; i < copies; ++i) {
-      fill(codes, i), fill_numbers(scales, i, step / 4, step, type), fill_numbers(biases, i, step / 4, -step * static_cast<float>(1 << (bits - 1)), type);
+      fill(codes, i), fill_numbers(scales, i, step / 4, step, type),
+          fill_numbers(biases, i, step / 4, -step * static_cast<float>(1 << (bits - 1)), type);
       packed.emplace_back(bytes());
       RepackParams params;
       const AffineRows rows_of = {static_cast<const uint32_t*>(codes.get()), scales.get(), biases.get()};
@@ -176,7 +189,15 @@ void plans_suite() {
   struct Shape {
     int columns, k, bits, rows;
   };
-  for (const Shape& s : {Shape{4096, 14336, 4, 1}, {14336, 4096, 4, 1}, {4096, 14336, 4, 16}, {14336, 4096, 4, 16}, {4096, 4096, 4, 1}, {6144, 4096, 4, 1}, {4096, 14336, 8, 1}, {4096, 14336, 4, 4}, {14336, 4096, 4, 4}}) {
+  for (const Shape& s : {Shape{4096, 14336, 4, 1},
+                         {14336, 4096, 4, 1},
+                         {4096, 14336, 4, 16},
+                         {14336, 4096, 4, 16},
+                         {4096, 4096, 4, 1},
+                         {6144, 4096, 4, 1},
+                         {4096, 14336, 8, 1},
+                         {4096, 14336, 4, 4},
+                         {14336, 4096, 4, 4}}) {
     const Problem p(s.columns, s.k, s.bits, 64, s.rows, Dtype::bf16);
     const double read = read_time(p.bytes());
     const LinearProblem problem = p.problem(0);
@@ -195,12 +216,13 @@ void plans_suite() {
 void tiles_suite() {
   constexpr int kShapes[][2] = {{14336, 4096}, {4096, 14336}, {4096, 4096}, {6144, 4096}};
   for (const auto& [columns, k] : kShapes)
-    for (const int rows : {32, 64, 128, 256, 512, 1024, 2048, 4096}) {
+    for (const int rows : {16, 32, 64, 128, 256, 512, 1024, 2048, 4096}) {
       const Problem p(columns, k, 4, 64, rows, Dtype::bf16);
       tiles_line(p, linear_tiles_plan(p.problem(0)));
     }
   for (const int rows : {64, 512, 4096}) {
-    const Problem eight(14336, 4096, 8, 64, rows, Dtype::bf16), half(14336, 4096, 4, 64, rows, Dtype::f16), pair(14336, 4096, 4, 64, rows, Dtype::bf16, true);
+    const Problem eight(14336, 4096, 8, 64, rows, Dtype::bf16), half(14336, 4096, 4, 64, rows, Dtype::f16),
+        pair(14336, 4096, 4, 64, rows, Dtype::bf16, true);
     tiles_line(eight, linear_tiles_plan(eight.problem(0)));
     tiles_line(half, linear_tiles_plan(half.problem(0)));
     tiles_line(pair, linear_tiles_plan(pair.problem(0)));
@@ -209,9 +231,9 @@ void tiles_suite() {
 
 void tile_plans_suite() {
   for (const auto& [columns, k] : {std::pair{14336, 4096}, {4096, 14336}})
-    for (const int rows : {32, 64, 128, 512, 4096}) {
+    for (const int rows : {16, 64, 128, 512, 4096}) {
       const Problem p(columns, k, 4, 64, rows, Dtype::bf16);
-      for (const LinearTilesPlan& shape : {LinearTilesPlan{2, 128, 1}, {1, 128, 1}, {1, 64, 1}, {1, 32, 1}})
+      for (const LinearTilesPlan& shape : {LinearTilesPlan{2, 128, 1}, {1, 128, 1}, {2, 64, 1}, {1, 64, 1}, {2, 32, 1}, {1, 32, 1}})
         for (const int splits : {1, 2, 4, 7, 8}) {
           if ((rows > 512 && splits > 1) || (rows == 4096 && shape.columns < 128)) continue;
           LinearTilesPlan plan = shape;
@@ -240,8 +262,9 @@ void dense_suite() {
         LinearDenseParams params;
         launch(linear_dense(p, &weight, &params), params, s);
       });
-      std::printf("{\"kernel\":\"linear_dense\",\"out\":%d,\"in\":%d,\"type\":\"bf16\",\"rows\":%d,\"us\":%.2f,\"tb_s\":%.2f,\"of_read\":%.2f}\n",
-                  columns, k, rows, us, bytes / us / 1e6, read / us);
+      std::printf(
+          "{\"kernel\":\"linear_dense\",\"out\":%d,\"in\":%d,\"type\":\"bf16\",\"rows\":%d,\"us\":%.2f,\"tb_s\":%.2f,\"of_read\":%.2f}\n",
+          columns, k, rows, us, bytes / us / 1e6, read / us);
     }
   }
 }
@@ -259,9 +282,11 @@ void norm_suite() {
     RopeParams turn;
     turn.tensors[0] = {q.get(), q.get(), nullptr, 4096, 4096, 32};
     turn.tensors[1] = {q.bytes() + bytes, q.bytes() + bytes, nullptr, 1024, 1024, 8};
-    turn.inv_freq = static_cast<const float*>(frequency.get()), turn.tokens = rows, turn.head_dim = 128, turn.pairs = 64, turn.type = Dtype::bf16;
-    const double rope_us = time_calls(calls, [&](int, cudaStream_t s) { launch(rope(turn), turn, s); });
-    std::printf("{\"kernel\":\"rms_norm\",\"rows\":%d,\"n\":4096,\"residual\":1,\"us\":%.2f,\"tb_s\":%.2f}\n", rows, norm_us, 4.0 * bytes / norm_us / 1e6);
+    turn.inv_freq = static_cast<const float*>(frequency.get()), turn.tokens = rows, turn.head_dim = 128, turn.pairs = 64,
+    turn.type = Dtype::bf16;
+    const double rope_us = time_calls(calls, [&](int, cudaStream_t s) { launch(rope(&turn), turn, s); });
+    std::printf("{\"kernel\":\"rms_norm\",\"rows\":%d,\"n\":4096,\"residual\":1,\"us\":%.2f,\"tb_s\":%.2f}\n", rows, norm_us,
+                4.0 * bytes / norm_us / 1e6);
     std::printf("{\"kernel\":\"rope\",\"tokens\":%d,\"heads\":40,\"us\":%.2f,\"tb_s\":%.2f}\n", rows, rope_us, 2.5 * bytes / rope_us / 1e6);
   }
 }
@@ -285,7 +310,8 @@ void dequantize_suite() {
 int main(int argc, char** argv) {
   using namespace tersor::kernels::cuda;
   const std::pair<const char*, void (*)()> suites[] = {
-      {"rows", rows_suite}, {"tiles", tiles_suite}, {"dequantize", dequantize_suite}, {"dense", dense_suite}, {"norm", norm_suite}, {"plans", plans_suite}, {"tile_plans", tile_plans_suite}};
+      {"rows", rows_suite}, {"tiles", tiles_suite}, {"dequantize", dequantize_suite}, {"dense", dense_suite},
+      {"norm", norm_suite}, {"plans", plans_suite}, {"tile_plans", tile_plans_suite}};
   for (const auto& [name, run] : suites) {
     bool wanted = argc == 1;
     for (int i = 1; i < argc; ++i) wanted = wanted || std::strcmp(argv[i], name) == 0;

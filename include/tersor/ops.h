@@ -34,7 +34,8 @@ struct Choice {
 };
 /// The one answer to "what runs here?": looks (op, variant, dtype, head size) up in the table of the current default device.
 /// Throws Error under Policy::require when there is no fast kernel.
-Choice choose(std::string_view op, std::string_view variant, mx::Dtype dtype, int head_dim, Policy policy);
+/// value_dim: of caches whose values have another head size than their keys.
+Choice choose(std::string_view op, std::string_view variant, mx::Dtype dtype, int head_dim, Policy policy, int value_dim = 0);
 /// Every row of the kernel table for this machine, for `tersor inspect`.
 std::vector<Choice> kernel_table();
 

@@ -46,6 +46,9 @@ std::string digest_of(const std::map<std::string, std::string>& header, std::spa
   return digest.str();
 }
 
+// The entry "arrangement" has a letter a layer; files of processors, whose tokens all lie in lanes, have none.
+char arrangement_of(const LayerCache::State& state) { return state.body_format->fragments() ? 'f' : 'l'; }
+
 int64_t recent_first(const LayerCache::State& state) { return state.recent ? state.recent->first : 0; }
 
 // The metadata of a loaded file, with errors that name what differs.
@@ -109,6 +112,12 @@ ops::KvSlab filled(const safetensors::File& file, const Header& header, const st
   return slab;
 }
 
+void check_arrangement(const LayerCache::State& state, const Header& header, size_t layer) {
+  const std::string all = header.text("arrangement");
+  if ((layer < all.size() ? all[layer] : 'l') != arrangement_of(state))
+    header.fail("was written on another kind of device, whose kernels want tokens in another order; read it there, or make it again here");
+}
+
 void restore(LayerCache::State& state, const safetensors::File& file, const Header& header, const std::string& prefix, int64_t tokens) {
   state.tokens = tokens;
   if (tokens == 0) return;
@@ -116,7 +125,8 @@ void restore(LayerCache::State& state, const safetensors::File& file, const Head
   if (state.sinks) { state.sink_slab = filled(file, header, prefix + "sinks", state.sink_format, 0, std::min(tokens, state.sinks)); }
   if (state.window) {
     const int64_t first = header.number("recent_first", 0, tokens - 1);
-    if (first % kRecentBlockTokens != 0) header.fail("header entry \"recent_first\" is not on a block boundary; the file is damaged");
+    if (first % state.recent_format->granularity() != 0)
+      header.fail("header entry \"recent_first\" is not on a block boundary; the file is damaged");
     state.recent = filled(file, header, prefix + "recent", state.recent_format, first, tokens - first);
   }
 }
@@ -143,6 +153,9 @@ void KvCache::save(const std::filesystem::path& path, const Identity& model, con
     first = std::max(first, recent_first(layers_[i].state()));
   }
   header["recent_first"] = std::to_string(first);
+  std::string arrangement;
+  for (const LayerCache& layer : layers_) arrangement += arrangement_of(layer.state());
+  if (arrangement.find('f') != std::string::npos) header["arrangement"] = arrangement;
   const LayerShape shape = layers_.empty() ? LayerShape{} : layers_.front().shape();
   header["batch"] = std::to_string(shape.batch), header["kv_heads"] = std::to_string(shape.kv_heads);
   header["key_dim"] = std::to_string(shape.key_dim), header["value_dim"] = std::to_string(shape.value_dim);
@@ -181,8 +194,10 @@ KvCache::Loaded KvCache::load(const std::filesystem::path& path, const Identity&
     full_dtype = parse_dtype(header.text("full_dtype"));
   } catch (const Error& error) { header.fail(std::string(error.what()) + "; the file is damaged or newer than this program"); }
   Loaded loaded{KvCache(spec, tokens > 0 ? layers : std::min(layers, 4096), shape, full_dtype, policy), header.extra()};
-  for (int i = 0; i < loaded.cache.layers(); ++i)
+  for (int i = 0; i < loaded.cache.layers(); ++i) {
+    check_arrangement(loaded.cache.layers_[i].state(), header, i);
     restore(loaded.cache.layers_[i].state(), file, header, "layers." + std::to_string(i) + ".", tokens);
+  }
   header.check_digest();  // last: a property that differs is the better message
   return loaded;
 }

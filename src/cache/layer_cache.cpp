@@ -1,3 +1,4 @@
+#include <mlx/device.h>
 #include <mlx/ops.h>
 #include <mlx/transforms.h>
 
@@ -18,11 +19,11 @@ int64_t round_up(int64_t n, int64_t step) { return (n + step - 1) / step * step;
 bool is_full(const codec::Spec& spec) { return spec.family == codec::Family::full; }
 
 std::shared_ptr<const ops::KvFormat> make_format(const codec::Spec& keys, const codec::Spec& values, const LayerShape& shape,
-                                                 Dtype full_dtype, const ops::KvFormat* basis = nullptr,
+                                                 Dtype full_dtype, codec::Arrangement arrangement, const ops::KvFormat* basis = nullptr,
                                                  int full_block_tokens = codec::kFullBlockTokens) {
   const auto key_codec = codec::Codec::make(keys, codec::Role::keys, shape.key_dim, full_dtype);
   const auto value_codec = codec::Codec::make(values, codec::Role::values, shape.value_dim, full_dtype);
-  ops::KvFormat format(key_codec, value_codec, full_block_tokens);
+  ops::KvFormat format(key_codec, value_codec, full_block_tokens, arrangement);
   format.batch = shape.batch, format.heads = shape.kv_heads;
   format.key_rotation = basis ? basis->key_rotation : key_codec->rotation();
   format.value_rotation = basis ? basis->value_rotation : value_codec->rotation();
@@ -35,7 +36,9 @@ std::shared_ptr<const ops::KvFormat> make_format(const codec::Spec& keys, const 
 // Room for `tokens` tokens of a slab that will never need more than `limit`: a quarter to spare, however long the window may get.
 int64_t room(int64_t tokens, int64_t limit) { return std::max(tokens, std::min(limit, std::max(kLeastRoom, tokens + tokens / 4))); }
 
-int64_t recent_limit(const State& s) { return s.window + kRewindMargin + kRecentBlockTokens; }
+// The recent window begins on a boundary of its blocks.
+int64_t recent_step(const State& s) { return s.recent_format->granularity(); }
+int64_t recent_limit(const State& s) { return s.window + kRewindMargin + recent_step(s); }
 
 void grow_sinks(State& s, int64_t tokens) {
   const int64_t capacity = std::min(s.sinks, room(tokens, s.sinks));
@@ -48,14 +51,16 @@ void grow_sinks(State& s, int64_t tokens) {
 // The block boundary from which the next row, at position `position`, and rows after short rewinds need full precision.
 int64_t recent_first(const State& s, int64_t position) {
   const int64_t needed = std::max<int64_t>(0, position - s.window + 1 - kRewindMargin);
-  return std::max(s.recent->first, needed / kRecentBlockTokens * kRecentBlockTokens);
+  return std::max(s.recent->first, needed / recent_step(s) * recent_step(s));
 }
 
 void make_room(State& s, int64_t tokens) {
   const int64_t capacity = s.capacity(), needed = s.tokens + tokens;
   if (needed <= capacity) return;
-  const int64_t step = std::clamp(capacity / 4, kLeastStep, kMostStep);
-  const int64_t first = capacity;
+  const bool fragments = s.body_format->fragments();
+  if (fragments && s.body.size() >= kMostSlabs) s.body = {joined(s.body)};
+  const int64_t step = std::clamp(capacity / 4, kLeastStep, fragments ? kMostStepOnGpu : kMostStep);
+  const int64_t first = s.capacity();
   s.body.push_back(ops::KvSlab::make(s.body_format, std::max(needed - capacity, capacity == 0 ? kLeastStep : step), first));
 }
 
@@ -97,14 +102,16 @@ LayerCache::LayerCache(const codec::Spec& keys, const codec::Spec& values, int w
   const bool all_full = is_full(keys) && is_full(values);
   s.window = all_full ? 0 : window;
   s.sinks = all_full ? 0 : sinks;
-  s.body_format = make_format(keys, values, shape, full_dtype);
+  const std::string variant = keys == values ? keys.str() : keys.str() + "/" + values.str();
+  s.append_choice = ops::choose("kv_append", variant, ops::mlx_dtype(full_dtype), shape.key_dim, policy, shape.value_dim);
+  s.attend_choice = ops::choose("kv_attend", variant, ops::mlx_dtype(full_dtype), shape.key_dim, policy, shape.value_dim);
+  const bool fragments = mx::default_device() == mx::Device::gpu && s.append_choice.fast && s.attend_choice.fast;
+  const auto arrangement = fragments ? codec::Arrangement::fragments : codec::Arrangement::lanes;
+  s.body_format = make_format(keys, values, shape, full_dtype, arrangement);
   codec::Spec full;
   full.dtype = full_dtype;
-  s.sink_format = make_format(full, full, shape, full_dtype, s.body_format.get(), kSinkBlockTokens);
-  s.recent_format = make_format(full, full, shape, full_dtype, s.body_format.get(), kRecentBlockTokens);
-  const std::string variant = keys == values ? keys.str() : keys.str() + "/" + values.str();
-  s.append_choice = ops::choose("kv_append", variant, ops::mlx_dtype(full_dtype), shape.key_dim, policy);
-  s.attend_choice = ops::choose("kv_attend", variant, ops::mlx_dtype(full_dtype), shape.key_dim, policy);
+  s.sink_format = make_format(full, full, shape, full_dtype, arrangement, s.body_format.get(), kSinkBlockTokens);
+  s.recent_format = make_format(full, full, shape, full_dtype, arrangement, s.body_format.get(), kRecentBlockTokens);
 }
 
 void LayerCache::append(const mx::array& k, const mx::array& v) {
@@ -138,10 +145,10 @@ mx::array LayerCache::attend(const mx::array& q, const AttendOptions& options) {
     reads.push_back(read);
   }
   if (s.recent) reads.push_back({&*s.recent, std::max(s.recent->first, s.sinks), 1 - s.window, {}, {}});
-  auto [out, ticket] = ops::kv_attend(q, reads, options, s.tokens - shape.tokens, s.attend_choice);
-  s.ticket = s.ticket ? mx::maximum(*s.ticket, ticket) : ticket;
+  auto [out, ticket] = ops::kv_attend(q, reads, options, s.tokens - shape.tokens, s.attend_choice, s.ticket);
+  s.ticket = std::move(ticket);
   // A long chunk has left a long window behind.
-  if (s.recent && s.recent->capacity > round_up(recent_limit(s), kRecentBlockTokens)) {
+  if (s.recent && s.recent->capacity > round_up(recent_limit(s), recent_step(s))) {
     const int64_t first = recent_first(s, s.tokens);
     s.recent = moved(*s.recent, first, room(s.tokens - first, recent_limit(s)));
   }

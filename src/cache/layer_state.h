@@ -16,7 +16,9 @@ inline constexpr int64_t kLeastRoom = 256;
 /// Tokens a block of the recent window and of the sinks. Small: a window of 24 tokens should not take the room of 48.
 inline constexpr int kRecentBlockTokens = 8, kSinkBlockTokens = 4;
 /// Growth steps of the body, in tokens: a quarter of what it holds, within these bounds.
-inline constexpr int64_t kLeastStep = 64, kMostStep = 2048;
+inline constexpr int64_t kLeastStep = 64, kMostStep = 2048, kMostStepOnGpu = 1 << 16;
+/// A GPU attends to so many slabs in one launch at most (besides sinks and window); the body is joined into one before it has more.
+inline constexpr size_t kMostSlabs = 6;
 
 /// Every token is encoded into the body as it arrives, at its position. The first `sinks` tokens and the most recent ones are also
 /// kept in full precision, in the body's (rotated) basis; attention reads each token from the best place it has, by position,

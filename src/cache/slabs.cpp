@@ -7,21 +7,32 @@
 namespace tersor::cache {
 namespace {
 
-// Blocks [first, last) of a slab's keys or values, as bytes [B, H, n].
-mx::array block_bytes(const ops::KvSlab& slab, bool keys, int64_t first, int64_t last) {
-  const codec::Layout& layout = keys ? slab.format->keys : slab.format->values;
-  const size_t base = keys ? 0 : slab.format->values_offset(slab.capacity);
-  const auto at = [&](int64_t block) { return static_cast<int>(base + static_cast<size_t>(block) * layout.block_bytes); };
+// A run of blocks within each head of a slab: keys, values, or with fragments both, block by block.
+struct Run {
+  size_t base, block_bytes;
+  int block_tokens;
+  int64_t blocks(int64_t tokens) const { return (tokens + block_tokens - 1) / block_tokens; }
+};
+
+std::vector<Run> runs_of(const ops::KvFormat& format, int64_t capacity) {
+  const codec::Layout &keys = format.keys, &values = format.values;
+  if (format.fragments()) return {{0, keys.stride, keys.block_tokens}};
+  return {{0, keys.block_bytes, keys.block_tokens}, {format.values_offset(capacity), values.block_bytes, values.block_tokens}};
+}
+
+// Blocks [first, last) of a run, as bytes [B, H, n].
+mx::array block_bytes(const ops::KvSlab& slab, const Run& run, int64_t first, int64_t last) {
+  const auto at = [&](int64_t block) { return static_cast<int>(run.base + static_cast<size_t>(block) * run.block_bytes); };
   const auto& shape = slab.data.shape();
   return mx::slice(slab.data, {0, 0, at(first)}, {shape[0], shape[1], at(last)});
 }
 
-// Appends zero blocks until `parts` holds what a head's keys or values take in a slab of this capacity.
-void pad_blocks(std::vector<mx::array>& parts, const codec::Layout& layout, const ops::KvSlab& like, int64_t used) {
-  const int64_t spare = static_cast<int64_t>(layout.blocks(like.capacity)) - used;
+// Appends zero blocks until `parts` holds what the run takes in a slab of this capacity.
+void pad_blocks(std::vector<mx::array>& parts, const Run& run, const ops::KvSlab& like, int64_t used) {
+  const int64_t spare = run.blocks(like.capacity) - used;
   if (spare <= 0) return;
   const auto& shape = like.data.shape();
-  parts.push_back(mx::zeros({shape[0], shape[1], static_cast<int>(spare * static_cast<int64_t>(layout.block_bytes))}, mx::uint8));
+  parts.push_back(mx::zeros({shape[0], shape[1], static_cast<int>(spare * static_cast<int64_t>(run.block_bytes))}, mx::uint8));
 }
 
 }  // namespace
@@ -31,11 +42,10 @@ ops::KvSlab moved(const ops::KvSlab& slab, int64_t first, int64_t capacity) {
   fresh.count = std::max<int64_t>(0, slab.first + slab.count - first);
   if (fresh.count == 0) return fresh;
   std::vector<mx::array> parts;
-  for (const bool keys : {true, false}) {
-    const codec::Layout& layout = keys ? slab.format->keys : slab.format->values;
-    const int64_t begin = (first - slab.first) / layout.block_tokens, blocks = static_cast<int64_t>(layout.blocks(fresh.count));
-    parts.push_back(block_bytes(slab, keys, begin, begin + blocks));
-    pad_blocks(parts, layout, fresh, blocks);
+  for (const Run& run : runs_of(*slab.format, slab.capacity)) {
+    const int64_t begin = (first - slab.first) / run.block_tokens, blocks = run.blocks(fresh.count);
+    parts.push_back(block_bytes(slab, run, begin, begin + blocks));
+    pad_blocks(parts, run, fresh, blocks);
   }
   fresh.data = mx::concatenate(std::move(parts), 2);
   return fresh;
@@ -48,15 +58,15 @@ ops::KvSlab joined(std::span<const ops::KvSlab> slabs) {
   fresh.count = tokens;
   if (tokens == 0) return fresh;
   std::vector<mx::array> parts;
-  for (const bool keys : {true, false}) {
-    const codec::Layout& layout = keys ? fresh.format->keys : fresh.format->values;
+  for (size_t i = 0; i < runs_of(*fresh.format, 0).size(); ++i) {
     int64_t used = 0;
     for (const ops::KvSlab& slab : slabs) {
-      const int64_t blocks = static_cast<int64_t>(layout.blocks(slab.count));
-      if (blocks) parts.push_back(block_bytes(slab, keys, 0, blocks));
+      const Run run = runs_of(*slab.format, slab.capacity)[i];
+      const int64_t blocks = run.blocks(slab.count);
+      if (blocks) parts.push_back(block_bytes(slab, run, 0, blocks));
       used += blocks;
     }
-    pad_blocks(parts, layout, fresh, used);
+    pad_blocks(parts, runs_of(*fresh.format, fresh.capacity)[i], fresh, used);
   }
   fresh.data = mx::concatenate(std::move(parts), 2);
   return fresh;

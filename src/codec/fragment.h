@@ -22,17 +22,21 @@ inline constexpr int kFragmentFullTokens = 16;  // and of a `full` one
 
 /// How the codes of a unit fill its words.
 enum class Packing : uint8_t {
-  sign1,     // turboquant:1: the level's index in nibbles, four codes a nibble
-  nibble2,   // turboquant:2: two codes a nibble, so that a nibble masked selects a byte of a table
-  nibble3,   // turboquant:3: a code in the low three bits of a nibble; the nibbles' top bits hold the codes of registers 6 and 7
-  mirror4,   // turboquant:4: magnitude in the low three bits of a nibble, sign in a top bit where a byte permute can spread it
-  plain2,    // affine: codes as they are, fields of a byte belong to different registers
+  sign1,    // turboquant:1: the level's index in nibbles, four codes a nibble
+  nibble2,  // turboquant:2: two codes a nibble, so that a nibble masked selects a byte of a table
+  nibble3,  // turboquant:3: a code in the low three bits of a nibble; the nibbles' top bits hold the codes of registers 6 and 7
+  mirror4,  // turboquant:4: magnitude in the low three bits of a nibble, sign in a top bit where a byte permute can spread it
+  plain2,   // affine: codes as they are, fields of a byte belong to different registers
   plain4,
   plain8,
 };
 
 constexpr int packing_bits(Packing p) {
-  return p == Packing::sign1 ? 1 : p == Packing::nibble2 || p == Packing::plain2 ? 2 : p == Packing::nibble3 ? 3 : p == Packing::plain8 ? 8 : 4;
+  return p == Packing::sign1                             ? 1
+         : p == Packing::nibble2 || p == Packing::plain2 ? 2
+         : p == Packing::nibble3                         ? 3
+         : p == Packing::plain8                          ? 8
+                                                         : 4;
 }
 /// Words a lane of a unit: 32 codes of `bits` bits.
 constexpr int packing_words(Packing p) { return packing_bits(p); }
@@ -56,7 +60,9 @@ constexpr BitOfWord bit_of_word(Packing p, int reg, int byte, int bit) {
 }
 /// A level's index to what is stored and back (the map is its own inverse but for mirror4's two halves).
 constexpr unsigned stored_code(Packing p, unsigned code) { return p != Packing::mirror4 ? code : code < 8 ? 15 - code : code - 8; }
-constexpr unsigned code_of_stored(Packing p, unsigned stored) { return p != Packing::mirror4 ? stored : stored < 8 ? stored + 8 : 15 - stored; }
+constexpr unsigned code_of_stored(Packing p, unsigned stored) {
+  return p != Packing::mirror4 ? stored : stored < 8 ? stored + 8 : 15 - stored;
+}
 
 /// Byte offset of a lane's word from the start of its unit.
 constexpr int word_offset(int words, int lane, int word) {

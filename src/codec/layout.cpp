@@ -42,10 +42,13 @@ Layout::Layout(std::shared_ptr<const Codec> c, int full_block_tokens, Arrangemen
       bits(codec->spec().bits),
       group(codec->spec().group),
       groups(codec->groups()),
-      block_tokens(family != Family::full ? kTileTokens : arrangement == Arrangement::fragments ? kFragmentFullTokens : full_block_tokens),
+      block_tokens(family != Family::full                  ? kTileTokens
+                   : arrangement == Arrangement::fragments ? kFragmentFullTokens
+                                                           : full_block_tokens),
       levels(codec->levels().data()) {
   if (arrangement == Arrangement::fragments && !fits_fragments(*codec))
-    throw Error("codec " + codec->spec().str() + " of head size " + std::to_string(dim) + " has no fragment tiles; use the other arrangement");
+    throw Error("codec " + codec->spec().str() + " of head size " + std::to_string(dim) +
+                " has no fragment tiles; use the other arrangement");
   if (family == Family::full) {
     stride = block_bytes = static_cast<size_t>(block_tokens) * padded_dim * size_of(dtype);
     return;
@@ -76,7 +79,8 @@ void Layout::put_fragments(uint8_t* block, int t, std::span<const uint8_t> codes
     const unsigned code = stored_code(packing, codes[d]);
     for (int bit = 0; bit < bits; ++bit) {
       const BitOfWord to = bit_of_word(packing, at.reg, at.byte, bit);
-      uint8_t& byte = block[codes_offset + static_cast<size_t>(at.unit) * words * 128 + word_offset(words, at.lane, to.word) + to.shift / 8];
+      uint8_t& byte =
+          block[codes_offset + static_cast<size_t>(at.unit) * words * 128 + word_offset(words, at.lane, to.word) + to.shift / 8];
       byte = static_cast<uint8_t>((byte & ~(1u << to.shift % 8)) | (code >> bit & 1u) << to.shift % 8);
     }
   }
@@ -89,7 +93,8 @@ void Layout::get_fragments(const uint8_t* block, int t, std::span<uint8_t> codes
     unsigned code = 0;
     for (int bit = 0; bit < bits; ++bit) {
       const BitOfWord from = bit_of_word(packing, at.reg, at.byte, bit);
-      const uint8_t byte = block[codes_offset + static_cast<size_t>(at.unit) * words * 128 + word_offset(words, at.lane, from.word) + from.shift / 8];
+      const uint8_t byte =
+          block[codes_offset + static_cast<size_t>(at.unit) * words * 128 + word_offset(words, at.lane, from.word) + from.shift / 8];
       code |= (byte >> from.shift % 8 & 1u) << bit;
     }
     codes[d] = static_cast<uint8_t>(code_of_stored(packing, code));

@@ -45,7 +45,8 @@ enum class Arrangement { lanes, fragments };
 struct Layout {
   /// full_block_tokens: 4, 8 or 16 tokens a block of `full`; fewer waste less memory, 16 are read fastest.
   /// Fragments: see fits_fragments; `full` blocks hold 16 tokens there.
-  explicit Layout(std::shared_ptr<const Codec> codec, int full_block_tokens = kFullBlockTokens, Arrangement arrangement = Arrangement::lanes);
+  explicit Layout(std::shared_ptr<const Codec> codec, int full_block_tokens = kFullBlockTokens,
+                  Arrangement arrangement = Arrangement::lanes);
   /// Whether a codec's vectors can be stored as fragments.
   static bool fits_fragments(const Codec& codec);
 
@@ -63,9 +64,9 @@ struct Layout {
   size_t scalars_offset = 0;
   int scalar_rows = 0;  // turboquant: 1 (norms); affine: groups scales, then groups biases
   size_t block_bytes = 0;
-  size_t stride = 0;          // from a block to the next: block_bytes, or with fragments what keys and values take together
-  size_t codes_offset = 0;    // fragments: values come after their scalars
-  const float* levels;  // turboquant, 2^bits
+  size_t stride = 0;        // from a block to the next: block_bytes, or with fragments what keys and values take together
+  size_t codes_offset = 0;  // fragments: values come after their scalars
+  const float* levels;      // turboquant, 2^bits
 
   /// Blocks for this many tokens, and their bytes.
   size_t blocks(int64_t tokens) const { return static_cast<size_t>((tokens + block_tokens - 1) / block_tokens); }

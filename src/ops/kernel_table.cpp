@@ -7,6 +7,7 @@
 #include <stdexcept>
 
 #include "kernels/cpu/simd_target.h"
+#include "ops/gpu_plugin.h"
 #include "tersor/ops.h"
 
 namespace tersor::ops {
@@ -58,6 +59,8 @@ std::string short_name(mx::Dtype dtype) {
   return text.str();
 }
 
+Dtype dtype_of_mlx(mx::Dtype dtype) { return dtype == mx::float16 ? Dtype::f16 : dtype == mx::bfloat16 ? Dtype::bf16 : Dtype::f32; }
+
 std::string problem_of(std::string_view variant, mx::Dtype dtype, int head_dim) {
   std::string text(variant);
   if (!text.empty()) text += ' ';
@@ -83,6 +86,26 @@ void look_up(Choice& choice, std::string_view variant, mx::Dtype dtype, int head
   }
   if (!known) throw std::invalid_argument("[choose] there is no op \"" + choice.op + "\"");
   choice.reason = "no CPU kernel for " + choice.op + " of " + choice.problem;
+}
+
+// The same for MLX's GPU backend, whose kernels come in a plug-in.
+void look_up_gpu(Choice& choice, std::string_view variant, mx::Dtype dtype, int head_dim, int value_dim) {
+  const GpuPlugin* plugin = gpu_plugin();
+  if (!plugin) {
+    choice.reason = "the default device is a GPU and there are no kernels for it: " + gpu_plugin_problem();
+    return;
+  }
+  const bool floating = dtype == mx::float32 || dtype == mx::float16 || dtype == mx::bfloat16;
+  if (floating && (value_dim == 0 || value_dim == head_dim) && (choice.op == "kv_append" || choice.op == "kv_attend")) {
+    const size_t slash = std::min(variant.find('/'), variant.size());
+    const auto keys = codec::Spec::parse(variant.substr(0, slash));
+    const auto values = slash == variant.size() ? keys : codec::Spec::parse(variant.substr(slash + 1));
+    choice.fast = plugin->kv_supports(keys, values, head_dim, dtype_of_mlx(dtype));
+  }
+  if (choice.fast)
+    choice.kernel = std::string(plugin->name) + "/" + choice.op, choice.reason = "the GPU kernel";
+  else
+    choice.reason = "no " + std::string(plugin->name) + " kernel for " + choice.op + " of " + choice.problem;
 }
 
 }  // namespace
@@ -111,7 +134,7 @@ Precision parse_precision(std::string_view text) {
 
 std::string_view name_of(Precision precision) { return precision == Precision::int16 ? "int16" : "exact"; }
 
-Choice choose(std::string_view op, std::string_view variant, mx::Dtype dtype, int head_dim, Policy policy) {
+Choice choose(std::string_view op, std::string_view variant, mx::Dtype dtype, int head_dim, Policy policy, int value_dim) {
   kernels::apply_simd_environment();
   Choice choice{std::string(op), problem_of(variant, dtype, head_dim), std::string(kComposed), false, {}};
   if (policy == Policy::forbid) {
@@ -119,7 +142,7 @@ Choice choose(std::string_view op, std::string_view variant, mx::Dtype dtype, in
     return choice;
   }
   if (mx::default_device() == mx::Device::gpu) {
-    choice.reason = "the default device is a GPU, for which there is no " + choice.op + " kernel";
+    look_up_gpu(choice, variant, dtype, head_dim, value_dim);
   } else {
     look_up(choice, variant, dtype, head_dim);
   }

@@ -18,8 +18,10 @@ namespace tersor::ops {
 /// How one kind of slab stores keys and values. Immutable and shared.
 struct KvFormat {
   KvFormat(std::shared_ptr<const codec::Codec> key_codec, std::shared_ptr<const codec::Codec> value_codec,
-           int full_block_tokens = codec::kFullBlockTokens)
-      : keys(std::move(key_codec), full_block_tokens), values(std::move(value_codec), full_block_tokens) {}
+           int full_block_tokens = codec::kFullBlockTokens, codec::Arrangement arrangement = codec::Arrangement::lanes)
+      : keys(std::move(key_codec), full_block_tokens, arrangement), values(std::move(value_codec), full_block_tokens, arrangement) {
+    if (fragments()) keys.stride = values.stride = keys.block_bytes + values.block_bytes;
+  }
 
   codec::Layout keys, values;
   /// Applied before storing, undone by attention. A `full` slab beside a rotated one stores rotated numbers too, so that all
@@ -29,11 +31,14 @@ struct KvFormat {
   std::shared_ptr<const codec::Codec> rotation_owners[2];  // keep the rotations alive
   bool sanitise = true;                                    // NaN becomes 0 and magnitudes are clamped before storing
   int batch = 1, heads = 1;
+  mutable std::shared_ptr<const void> prepared;  // what a GPU plug-in makes of it once
 
+  /// Tiles for a GPU: each block of keys is followed by the block of values of the same tokens.
+  bool fragments() const { return keys.arrangement == codec::Arrangement::fragments; }
   /// Tokens a slab's capacity is a multiple of.
   int64_t granularity() const { return std::max(keys.block_tokens, values.block_tokens); }
   size_t head_bytes(int64_t capacity) const { return keys.bytes(capacity) + values.bytes(capacity); }
-  size_t values_offset(int64_t capacity) const { return keys.bytes(capacity); }
+  size_t values_offset(int64_t capacity) const { return fragments() ? keys.block_bytes : keys.bytes(capacity); }
 };
 
 /// One buffer: uint8 [batch, heads, head_bytes]; of each head the blocks of keys, then those of values.
@@ -73,8 +78,9 @@ struct KvAttended {
 };
 
 /// Attention of query rows at positions position, position + 1, ... over the slabs. q is [B, L, Hq * D] or [B, Hq, L, D].
+/// `earlier`: the ticket of another attention; the new ticket then stands for both.
 KvAttended kv_attend(const mx::array& q, std::span<const KvRead> reads, const AttendOptions& options, int64_t position,
-                     const Choice& choice, mx::StreamOrDevice s = {});
+                     const Choice& choice, const std::optional<mx::array>& earlier = {}, mx::StreamOrDevice s = {});
 
 /// The same in composed MLX operations (kernels "mlx (composed)").
 void kv_append_composed(std::span<const KvWrite> writes, const mx::array& k, const mx::array& v, mx::StreamOrDevice s);

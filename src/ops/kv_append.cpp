@@ -7,20 +7,14 @@
 
 #include "base/thread_pool.h"
 #include "kernels/cpu/kv_encode.h"
+#include "ops/gpu_plugin.h"
+#include "ops/kv_calls.h"
 #include "ops/node.h"
-#include "ops/kv.h"
-#include "ops/kv_rows.h"
 
 namespace tersor::ops {
 namespace {
 
-// What a write needs to know once the slab itself is an input array.
-struct Target {
-  std::shared_ptr<const KvFormat> format;
-  int64_t capacity, begin, count, at;
-};
-
-kernels::KvEncode encode_params(const Target& target, bool keys, kernels::KvRows rows, uint8_t* slab) {
+kernels::KvEncode encode_params(const KvTarget& target, bool keys, kernels::KvRows rows, uint8_t* slab) {
   const KvFormat& format = *target.format;
   kernels::KvEncode p;
   p.layout = keys ? &format.keys : &format.values;
@@ -36,25 +30,23 @@ kernels::KvEncode encode_params(const Target& target, bool keys, kernels::KvRows
   return p;
 }
 
-// Inputs: k, v, the slabs, perhaps a ticket. Outputs: the slabs, sharing memory with the inputs.
 class KvAppend : public Node {
  public:
-  KvAppend(mx::Stream stream, std::vector<Target> targets, RowShape keys, RowShape values)
-      : Node(stream), targets_(std::move(targets)), keys_(keys), values_(values) {}
+  KvAppend(mx::Stream stream, KvAppendCall call) : Node(stream), call_(std::move(call)) {}
 
   void eval_cpu(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs) override {
     auto& encoder = mx::cpu::get_command_encoder(stream());
     const mx::array k = contiguous_rows(inputs[0], encoder), v = contiguous_rows(inputs[1], encoder);
     encoder.add_temporaries({k, v});
     std::vector<kernels::KvEncode> jobs;
-    for (size_t i = 0; i < targets_.size(); ++i) {
+    for (size_t i = 0; i < call_.targets.size(); ++i) {
       outputs[i].copy_shared_buffer(inputs[2 + i]);
       uint8_t* slab = outputs[i].data<uint8_t>();
-      jobs.push_back(encode_params(targets_[i], true, rows_of(k, keys_), slab));
-      jobs.push_back(encode_params(targets_[i], false, rows_of(v, values_), slab));
+      jobs.push_back(encode_params(call_.targets[i], true, rows_of(k, call_.keys), slab));
+      jobs.push_back(encode_params(call_.targets[i], false, rows_of(v, call_.values), slab));
     }
     // The formats must outlive the work.
-    dispatch(encoder, [jobs = std::move(jobs), targets = targets_] {
+    dispatch(encoder, [jobs = std::move(jobs), targets = call_.targets] {
       std::vector<size_t> ends;
       size_t total = 0;
       for (const auto& job : jobs) ends.push_back(total += kernels::kv_encode_tasks(job));
@@ -66,14 +58,13 @@ class KvAppend : public Node {
       ThreadPool::instance().run(total, one);
     });
   }
-  void eval_gpu(const std::vector<mx::array>&, std::vector<mx::array>&) override {
-    throw std::runtime_error("[kv_append] the CPU kernel was asked to run on a GPU stream");
+  void eval_gpu(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs) override {
+    require_gpu_plugin("kv_append").kv_append(stream(), call_, inputs, outputs);
   }
   const char* name() const override { return "TersorKvAppend"; }
 
  private:
-  std::vector<Target> targets_;
-  RowShape keys_, values_;
+  KvAppendCall call_;
 };
 
 // Writes run side by side, so no two may share a slab.
@@ -118,7 +109,7 @@ void kv_append(std::span<const KvWrite> writes, const mx::array& k, const mx::ar
   }
   std::vector<mx::array> inputs{k, v};
   std::vector<mx::Shape> shapes;
-  std::vector<Target> targets;
+  std::vector<KvTarget> targets;
   for (const KvWrite& write : writes) {
     inputs.push_back(write.slab->data);
     shapes.push_back(write.slab->data.shape());
@@ -126,8 +117,8 @@ void kv_append(std::span<const KvWrite> writes, const mx::array& k, const mx::ar
   }
   if (after) inputs.push_back(*after);
   const std::vector<mx::Dtype> dtypes(writes.size(), mx::uint8);
-  auto outputs =
-      mx::array::make_arrays(shapes, dtypes, std::make_shared<KvAppend>(mx::to_stream(s), std::move(targets), keys, values), inputs);
+  auto outputs = mx::array::make_arrays(
+      shapes, dtypes, std::make_shared<KvAppend>(mx::to_stream(s), KvAppendCall{std::move(targets), keys, values}), inputs);
   for (size_t i = 0; i < writes.size(); ++i) writes[i].slab->data = std::move(outputs[i]);
 }
 

@@ -6,34 +6,18 @@
 #include <mlx/primitives.h>
 
 #include <cmath>
+#include <limits>
 #include <stdexcept>
 
 #include "base/thread_pool.h"
+#include "ops/gpu_plugin.h"
+#include "ops/kv_calls.h"
 #include "ops/node.h"
-#include "ops/kv.h"
-#include "ops/kv_rows.h"
 #include "ops/kv_visibility.h"
 #include "ops/workspace.h"
 
 namespace tersor::ops {
 namespace {
-
-// A read without its array.
-struct Source {
-  std::shared_ptr<const KvFormat> format;
-  int64_t capacity, first, count;
-  kernels::KvSegment segment;  // visibility bounds
-};
-
-// Everything that is known when the graph is built.
-struct Call {
-  std::vector<Source> sources;
-  RowShape queries;
-  int value_dim;
-  float scale, soft_cap;
-  bool causal, has_mask, has_sinks;
-  int64_t sliding_window, position;
-};
 
 kernels::MaskKind mask_kind(mx::Dtype type) {
   if (type == mx::bool_) return kernels::MaskKind::boolean;
@@ -42,9 +26,10 @@ kernels::MaskKind mask_kind(mx::Dtype type) {
   return kernels::MaskKind::f32;
 }
 
-kernels::KvSegment segment_of(const Source& source, const mx::array& slab) {
-  kernels::KvSegment segment = source.segment;
+kernels::KvSegment segment_of(const KvSource& source, const mx::array& slab) {
+  kernels::KvSegment segment;
   const KvFormat& format = *source.format;
+  segment.lo_abs = source.lo_abs, segment.lo_rel = source.lo_rel, segment.hi_abs = source.hi_abs, segment.hi_rel = source.hi_rel;
   segment.keys = &format.keys, segment.values = &format.values;
   segment.blocks = slab.data<uint8_t>();
   segment.head_stride = format.head_bytes(source.capacity);
@@ -68,10 +53,9 @@ void run(const kernels::KvAttend& params) {
   });
 }
 
-// Inputs: q, the slabs, then mask and sinks if any. Outputs: the result and the ticket.
 class KvAttend : public Node {
  public:
-  KvAttend(mx::Stream stream, Call call) : Node(stream), call_(std::move(call)) {}
+  KvAttend(mx::Stream stream, KvAttendCall call) : Node(stream), call_(std::move(call)) {}
 
   void eval_cpu(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs) override {
     auto& encoder = mx::cpu::get_command_encoder(stream());
@@ -90,8 +74,8 @@ class KvAttend : public Node {
       *ticket = 1;
     });
   }
-  void eval_gpu(const std::vector<mx::array>&, std::vector<mx::array>&) override {
-    throw std::runtime_error("[kv_attend] the CPU kernel was asked to run on a GPU stream");
+  void eval_gpu(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs) override {
+    require_gpu_plugin("kv_attend").kv_attend(stream(), call_, inputs, outputs);
   }
   const char* name() const override { return "TersorKvAttend"; }
 
@@ -117,22 +101,29 @@ class KvAttend : public Node {
     p.mask = mask.data<void>();
     for (int i = 0; i < 4; ++i) p.mask_strides[i] = mask.shape(i) == 1 ? 0 : mask.strides()[i];
   }
-  Call call_;
+  KvAttendCall call_;
 };
 
-kernels::KvSegment bounds_of(const KvRead& read) {
-  kernels::KvSegment segment;
-  segment.lo_abs = read.lo_abs.value_or(segment.lo_abs);
-  segment.lo_rel = read.lo_rel.value_or(segment.lo_rel);
-  if (read.hi_abs || read.hi_rel) segment.hi_abs = read.hi_abs.value_or(kernels::KvSegment::kUnset);
-  segment.hi_rel = read.hi_rel.value_or(segment.hi_rel);
-  return segment;
+KvSource source_of(const KvRead& read) {
+  const KvSlab& slab = *read.slab;
+  KvSource source{slab.format, slab.capacity, slab.first, slab.count};
+  source.lo_abs = read.lo_abs.value_or(source.lo_abs);
+  source.lo_rel = read.lo_rel.value_or(source.lo_rel);
+  if (read.hi_abs || read.hi_rel) source.hi_abs = read.hi_abs.value_or(KvSource::kUnset);
+  source.hi_rel = read.hi_rel.value_or(source.hi_rel);
+  return source;
+}
+
+// GPU kernels add the mask to logits in float.
+mx::array additive(const mx::array& mask, mx::StreamOrDevice s) {
+  if (mask.dtype() != mx::bool_) return mx::astype(mask, mx::float32, s);
+  return mx::where(mask, mx::array(0.0f), mx::array(-std::numeric_limits<float>::infinity()), s);
 }
 
 }  // namespace
 
 KvAttended kv_attend(const mx::array& q, std::span<const KvRead> reads, const AttendOptions& options, int64_t position,
-                     const Choice& choice, mx::StreamOrDevice s) {
+                     const Choice& choice, const std::optional<mx::array>& earlier, mx::StreamOrDevice s) {
   if (reads.empty()) throw std::invalid_argument("[kv_attend] the cache is empty: append keys and values first");
   const KvFormat& format = *reads[0].slab->format;
   const RowShape queries = RowShape::of(q, 0, format.keys.dim, "kv_attend", "q");
@@ -142,25 +133,33 @@ KvAttended kv_attend(const mx::array& q, std::span<const KvRead> reads, const At
   dtype_of(q, "kv_attend");
   if (options.sinks && (options.sinks->ndim() != 1 || options.sinks->shape(0) != queries.heads))
     throw std::invalid_argument("[kv_attend] sinks must have one logit for each of the " + std::to_string(queries.heads) + " query heads");
-  if (!choice.fast) return kv_attend_composed(q, reads, options, position, s);
+  if (!choice.fast) {
+    KvAttended result = kv_attend_composed(q, reads, options, position, s);
+    if (earlier) result.ticket = mx::maximum(*earlier, result.ticket, s);
+    return result;
+  }
 
-  Call call{{},
-            queries,
-            format.values.dim,
-            options.scale != 0 ? options.scale : 1 / std::sqrt(static_cast<float>(queries.dim)),
-            options.soft_cap,
-            options.causal,
-            options.mask.has_value(),
-            options.sinks.has_value(),
-            options.sliding_window,
-            position};
+  KvAttendCall call{{},
+                    queries,
+                    format.values.dim,
+                    options.scale != 0 ? options.scale : 1 / std::sqrt(static_cast<float>(queries.dim)),
+                    options.soft_cap,
+                    options.causal,
+                    options.mask.has_value(),
+                    options.sinks.has_value(),
+                    options.sliding_window,
+                    position};
   std::vector<mx::array> inputs{q};
   for (const KvRead& read : reads) {
     inputs.push_back(read.slab->data);
-    call.sources.push_back({read.slab->format, read.slab->capacity, read.slab->first, read.slab->count, bounds_of(read)});
+    call.sources.push_back(source_of(read));
   }
-  if (options.mask) inputs.push_back(checked_mask(*options.mask, queries, total_tokens(reads), s));
+  if (options.mask) {
+    const mx::array mask = checked_mask(*options.mask, queries, total_tokens(reads), s);
+    inputs.push_back(format.fragments() ? additive(mask, s) : mask);
+  }
   if (options.sinks) inputs.push_back(mx::contiguous(mx::astype(*options.sinks, mx::float32, s), false, s));
+  if (earlier) inputs.push_back(*earlier);
   const mx::Shape shape = queries.with_dim(format.values.dim);
   auto outputs =
       mx::array::make_arrays({shape, {1}}, {q.dtype(), mx::uint8}, std::make_shared<KvAttend>(mx::to_stream(s), std::move(call)), inputs);

@@ -12,7 +12,8 @@ namespace tersor::codec {
 namespace {
 
 constexpr int kDims[] = {16, 48, 64, 80, 96, 128, 256};
-constexpr Packing kPackings[] = {Packing::sign1, Packing::nibble2, Packing::nibble3, Packing::mirror4, Packing::plain2, Packing::plain4, Packing::plain8};
+constexpr Packing kPackings[] = {Packing::sign1,  Packing::nibble2, Packing::nibble3, Packing::mirror4,
+                                 Packing::plain2, Packing::plain4,  Packing::plain8};
 
 TEST(Fragment, PlacesAreDistinctAndInverse) {
   for (const int dim : kDims)
@@ -21,7 +22,8 @@ TEST(Fragment, PlacesAreDistinctAndInverse) {
       for (int t = 0; t < kFragmentTokens; ++t)
         for (int d = 0; d < dim; ++d) {
           const FragmentPlace at = keys ? key_fragment(dim, t, d) : value_fragment(t, d);
-          ASSERT_TRUE(at.unit >= 0 && at.unit < dim / 16 && at.lane >= 0 && at.lane < 32 && at.reg >= 0 && at.reg < 8 && at.byte >= 0 && at.byte < 4);
+          ASSERT_TRUE(at.unit >= 0 && at.unit < dim / 16 && at.lane >= 0 && at.lane < 32 && at.reg >= 0 && at.reg < 8 && at.byte >= 0 &&
+                      at.byte < 4);
           places.emplace(at.unit, at.lane, at.reg, at.byte);
           const TokenDim back = keys ? key_of_fragment(dim, at) : value_of_fragment(at);
           ASSERT_EQ(back.token, t);
@@ -47,7 +49,8 @@ TEST(Fragment, BitsOfAUnitAreDistinct) {
       for (int w = 0; w < packing_words(packing); ++w) words.insert(word_offset(packing_words(packing), lane, w));
     EXPECT_EQ(words.size(), static_cast<size_t>(32 * packing_words(packing)));
     EXPECT_EQ(*words.rbegin(), 128 * packing_words(packing) - 4);
-    for (unsigned code = 0; code < 1u << packing_bits(packing); ++code) EXPECT_EQ(code_of_stored(packing, stored_code(packing, code)), code);
+    for (unsigned code = 0; code < 1u << packing_bits(packing); ++code)
+      EXPECT_EQ(code_of_stored(packing, stored_code(packing, code)), code);
   }
 }
 
@@ -97,7 +100,8 @@ TEST(Fragment, LayoutsGiveBackWhatWasPut) {
 }
 
 TEST(Fragment, CodecsWithoutTilesAreRefused) {
-  for (const char* name : {"turboquant:5", "affine:3", "full:fp32"}) EXPECT_FALSE(Layout::fits_fragments(*Codec::make(Spec::parse(name), Role::keys, 64)));
+  for (const char* name : {"turboquant:5", "affine:3", "full:fp32"})
+    EXPECT_FALSE(Layout::fits_fragments(*Codec::make(Spec::parse(name), Role::keys, 64)));
   EXPECT_FALSE(Layout::fits_fragments(*Codec::make(Spec::parse("affine:4"), Role::keys, 72)));
   EXPECT_THROW(Layout(Codec::make(Spec::parse("turboquant:5"), Role::keys, 64), 16, Arrangement::fragments), Error);
 }

@@ -142,7 +142,8 @@ class LinearFixture {
       double absolute_up, rounding_up, up = product(weights_[1], m, n, &absolute_up, &rounding_up);
       if (c_.bias) up += bias_[1].values[n];
       const double gate = want / (1 + std::exp(-want));
-      *bound = 1.1 * *bound * std::fabs(up) + (per_product * absolute_up + rounding_up) * std::fabs(gate) + 1e-5 * std::fabs(gate * up) + 1e-30;
+      *bound =
+          1.1 * *bound * std::fabs(up) + (per_product * absolute_up + rounding_up) * std::fabs(gate) + 1e-5 * std::fabs(gate * up) + 1e-30;
       want = gate * up;
     }
     const double before = want;

@@ -95,8 +95,13 @@ struct HostWeight {
   Numbers scales, biases;
 
   HostWeight(int rows_, int k_, int bits_, int group_, Dtype scale_type, std::mt19937& rng)
-      : rows(rows_), k(k_), bits(bits_), group(group_), codes(static_cast<size_t>(rows_) * k_ * bits_ / 32),
-        scales(scale_type, static_cast<size_t>(rows_) * k_ / group_), biases(scale_type, static_cast<size_t>(rows_) * k_ / group_) {
+      : rows(rows_),
+        k(k_),
+        bits(bits_),
+        group(group_),
+        codes(static_cast<size_t>(rows_) * k_ * bits_ / 32),
+        scales(scale_type, static_cast<size_t>(rows_) * k_ / group_),
+        biases(scale_type, static_cast<size_t>(rows_) * k_ / group_) {
     std::uniform_real_distribution<float> u(0.5f, 1.5f);
     for (uint32_t& w : codes) w = rng();
     const float step = 0.3f / static_cast<float>(1 << bits);

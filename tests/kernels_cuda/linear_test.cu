@@ -49,7 +49,15 @@ TEST(LinearRepack, DeviceAgreesWithReference) {
             const HostWeight& b = f.weight(1);
             RepackParams p = {{{a.codes.data(), a.scales.bytes.data(), a.biases.bytes.data()},
                                {b.codes.data(), b.scales.bytes.data(), b.biases.bytes.data()}},
-                              want.data(), a.rows, bits, group, c.k, f.first_strip(i), paired, BF16, stored};
+                              want.data(),
+                              a.rows,
+                              bits,
+                              group,
+                              c.k,
+                              f.first_strip(i),
+                              paired,
+                              BF16,
+                              stored};
             linear_repack_reference(p, linear_strips(a.rows, paired));
           }
           EXPECT_EQ(f.packed().read<uint8_t>(), want) << bits << " bits, group " << group;
@@ -181,13 +189,13 @@ TEST(LinearRows, ExtremeNumbers) {
   for (const int bits : {4, 8})
     for (const int rows : {4, 6})
       for (const Dtype type : {F16, BF16}) {
-      LinearCase c = make({64}, 512, bits, 64, rows, type);
-      c.x_scale = type == F16 ? 15000.f : 1e18f;
-      c.y_type = F32;
-      run_rows(LinearFixture(c, 5));
-      c.x_scale = type == F16 ? 3e-6f : 1e-30f;
-      run_rows(LinearFixture(c, 6));
-    }
+        LinearCase c = make({64}, 512, bits, 64, rows, type);
+        c.x_scale = type == F16 ? 15000.f : 1e18f;
+        c.y_type = F32;
+        run_rows(LinearFixture(c, 5));
+        c.x_scale = type == F16 ? 3e-6f : 1e-30f;
+        run_rows(LinearFixture(c, 6));
+      }
 }
 
 TEST(LinearRows, UnsupportedProblemsHaveNoKernel) {

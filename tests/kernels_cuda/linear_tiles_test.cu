@@ -33,13 +33,13 @@ void run_tiles(const LinearFixture& f, LinearTilesPlan plan = {}) {
 
 TEST(LinearTiles, EveryFormatAndShapeOfTile) {
   unsigned seed = 10;
-  constexpr LinearTilesPlan kPlans[] = {{2, 128, 1}, {1, 128, 2}, {1, 64, 3}, {1, 32, 1}, {2, 128, 2}};
+  constexpr LinearTilesPlan kPlans[] = {{2, 128, 1}, {1, 128, 2}, {1, 64, 3}, {1, 32, 1}, {2, 128, 2}, {2, 64, 2}, {2, 32, 1}};
   for (const int bits : {4, 8})
     for (const int group : {32, 64, 128})
       for (const Dtype type : {F16, BF16})
         for (const LinearTilesPlan& plan : kPlans) {
-          SCOPED_TRACE(testing::Message() << bits << " bits, group " << group << ", type " << static_cast<int>(type) << ", blocks " << plan.blocks
-                                          << ", columns " << plan.columns << ", splits " << plan.splits);
+          SCOPED_TRACE(testing::Message() << bits << " bits, group " << group << ", type " << static_cast<int>(type) << ", blocks "
+                                          << plan.blocks << ", columns " << plan.columns << ", splits " << plan.splits);
           run_tiles(LinearFixture(make({280}, 1152, bits, group, 75, type), ++seed), plan);
         }
 }

@@ -54,7 +54,8 @@ void run_norm(Dtype type, Dtype weight_type, int rows, int n, bool residual) {
 TEST(RmsNorm, AgreesWithDouble) {
   for (const Dtype type : {Dtype::f16, Dtype::bf16})
     for (const bool residual : {false, true})
-      for (const int n : {8, 576, 2048, 4096, 4104, 5120, 8200, 16384, 32768}) run_norm(type, n == 576 ? Dtype::f32 : type, n < 5000 ? 17 : 2, n, residual);
+      for (const int n : {8, 576, 2048, 4096, 4104, 5120, 8200, 16384, 32768})
+        run_norm(type, n == 576 ? Dtype::f32 : type, n < 5000 ? 17 : 2, n, residual);
 }
 
 TEST(RmsNorm, UnsupportedShapesHaveNoKernel) {
@@ -72,7 +73,8 @@ struct RopeCase {
   Dtype type;
 };
 
-double turned(const RopeCase& c, const Numbers& x, size_t head_at, int i, const Numbers& norm, const std::vector<float>& frequency, int64_t position) {
+double turned(const RopeCase& c, const Numbers& x, size_t head_at, int i, const Numbers& norm, const std::vector<float>& frequency,
+              int64_t position) {
   double squares = 0;
   for (int j = 0; j < c.head_dim; ++j) squares += std::pow(static_cast<double>(x.values[head_at + j]), 2);
   const double scale = c.norm ? 1 / std::sqrt(squares / c.head_dim + 1e-6) : 1;
@@ -99,12 +101,14 @@ void run_rope(const RopeCase& c) {
   for (int i = 0; i < 2; ++i) {
     x.push_back(random_numbers(c.type, static_cast<size_t>(c.tokens) * heads[i] * c.head_dim, rng));
     x_device.emplace_back(x[i].bytes), out.emplace_back(x[i].bytes.size(), 0xff);
-    p.tensors[i] = {x_device[i].get(), out[i].get(), c.norm ? norm_device.get() : nullptr, heads[i] * c.head_dim, heads[i] * c.head_dim, heads[i]};
+    p.tensors[i] = {x_device[i].get(),     out[i].get(),          c.norm ? norm_device.get() : nullptr,
+                    heads[i] * c.head_dim, heads[i] * c.head_dim, heads[i]};
   }
-  p.inv_freq = static_cast<const float*>(frequency_device.get()), p.position = c.position, p.tokens = c.tokens, p.tokens_per_row = c.per_row;
+  p.inv_freq = static_cast<const float*>(frequency_device.get()), p.position = c.position, p.tokens = c.tokens,
+  p.tokens_per_row = c.per_row;
   if (c.listed) p.positions = static_cast<const int64_t*>(positions_device.get());
   p.head_dim = c.head_dim, p.pairs = c.pairs, p.eps = 1e-6f, p.type = p.norm_type = c.type;
-  const Launch l = rope(p);
+  const Launch l = rope(&p);
   ASSERT_NE(l.function, nullptr);
   launch(l, p);
   for (int i = 0; i < 2; ++i) {
@@ -112,7 +116,8 @@ void run_rope(const RopeCase& c) {
     for (size_t at = 0; at < x[i].values.size(); ++at) {
       const size_t token = at / (static_cast<size_t>(heads[i]) * c.head_dim), head_at = at / c.head_dim * c.head_dim;
       const double want = turned(c, x[i], head_at, static_cast<int>(at - head_at), norm, frequency, positions[token]);
-      ASSERT_NEAR(Numbers::read(c.type, got.data(), at), want, eps_of(c.type) * 1.02 * std::fabs(want) + 3e-6) << "tensor " << i << ", at " << at;
+      ASSERT_NEAR(Numbers::read(c.type, got.data(), at), want, eps_of(c.type) * 1.02 * std::fabs(want) + 3e-6)
+          << "tensor " << i << ", at " << at;
     }
   }
 }

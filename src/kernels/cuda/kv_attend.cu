@@ -8,13 +8,13 @@
 namespace tersor::kernels::cuda {
 namespace {
 
-AttendVariant variant_for(Code keys, Code values, int dim, bool wide, bool many_warps) {
+AttendVariant variant_for(Code keys, Code values, int dim, AttendUse use) {
   switch (dim) {
-    case 64: return attend_variant_64(keys, values, wide, many_warps);
-    case 80: return attend_variant_80(keys, values, wide, many_warps);
-    case 96: return attend_variant_96(keys, values, wide, many_warps);
-    case 128: return attend_variant_128(keys, values, wide, many_warps);
-    case 256: return attend_variant_256(keys, values, wide, many_warps);
+    case 64: return attend_variant_64(keys, values, use);
+    case 80: return attend_variant_80(keys, values, use);
+    case 96: return attend_variant_96(keys, values, use);
+    case 128: return attend_variant_128(keys, values, use);
+    case 256: return attend_variant_256(keys, values, use);
     default: return {};
   }
 }
@@ -54,7 +54,7 @@ void set_visibility(AttendSegment& s, const AttendParams& p) {
 
 }  // namespace
 
-bool attend_supports(Code keys, Code values, int dim) { return variant_for(keys, values, dim, false, false).function != nullptr; }
+bool attend_supports(Code keys, Code values, int dim) { return variant_for(keys, values, dim, {}).function != nullptr; }
 
 AttendPlan attend_plan(AttendParams& p, Code keys, Code values, int dim, int processors) {
   int tiles = 0;
@@ -67,17 +67,18 @@ AttendPlan attend_plan(AttendParams& p, Code keys, Code values, int dim, int pro
     tiles += segment.visit_end - segment.visit_begin;
   }
   const int vectors = p.group * p.rows;
-  const bool wide = vectors > 4;
-  AttendVariant variant = variant_for(keys, values, dim, wide, false);
+  AttendUse use{vectors > 4, false, false};
+  AttendVariant variant = variant_for(keys, values, dim, use);
   AttendPlan plan;
   if (variant.function == nullptr) return plan;
   const int per_block = 4 * variant.sets;
   const long long units = static_cast<long long>(p.batch) * p.kv_heads * ((vectors + per_block - 1) / per_block);
-  // With few heads the fixed cost of a block rules, and eight warps start faster; sixteen hide more latency over long shares.
-  constexpr int kLongShare = 512;
-  if (static_cast<long long>(tiles) * units / processors > kLongShare) variant = variant_for(keys, values, dim, wide, true);
+  constexpr int kLongShare = 512, kManyBlocks = 2;  // tiles of a processor; blocks of a processor
+  use.many_blocks = units > kManyBlocks * processors;
+  use.long_shares = static_cast<long long>(tiles) * units / processors > kLongShare;
+  variant = variant_for(keys, values, dim, use);
   p.tiles = tiles;
-  attend_split(p, plan, variant, dim, best_splits(tiles, units, variant.warps, processors));
+  attend_split(p, plan, variant, dim, best_splits(tiles, units, variant.warps, processors * variant.resident));
   return plan;
 }
 

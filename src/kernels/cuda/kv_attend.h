@@ -8,7 +8,8 @@
 
 namespace tersor::kernels::cuda {
 
-inline constexpr int kMaxSegments = 40;
+/// Few, because they are part of every launch's parameters.
+inline constexpr int kMaxSegments = 8;
 
 /// Tiles that lie in one buffer. A row at position p sees the token at position x when
 /// max(lo_abs, p + lo_rel) <= x < min(max(hi_abs, p + hi_rel), end), besides causality, sliding window and mask.

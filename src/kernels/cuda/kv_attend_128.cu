@@ -2,8 +2,6 @@
 
 namespace tersor::kernels::cuda {
 
-AttendVariant attend_variant_128(Code keys, Code values, bool wide, bool many_warps) {
-  return find_variant<128>(keys, values, wide, many_warps);
-}
+AttendVariant attend_variant_128(Code keys, Code values, AttendUse use) { return find_variant<128>(keys, values, use); }
 
 }  // namespace tersor::kernels::cuda

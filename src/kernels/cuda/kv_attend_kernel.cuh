@@ -2,14 +2,17 @@
 // its own ring of half tiles that bulk copies fill. Warps merge in shared memory; the last block of a head to arrive merges the shares.
 #pragma once
 
+#include <cstddef>
+
 #include "kernels/cuda/kv_attend_merge.cuh"
 #include "kernels/cuda/kv_attend_tile.cuh"
 
 namespace tersor::kernels::cuda {
 
-template <int D_, int NT_, int kWarps_, Code K_, Code V_>
+template <int D_, int NT_, int kWarps_, Code K_, Code V_, int kResident_ = 1>
 struct AttendShape {
   static constexpr int D = D_, NT = NT_, kWarps = kWarps_;
+  static constexpr int kResident = kResident_;  // blocks that a processor holds at once
   static constexpr Code K = K_, V = V_;
   static constexpr bool kCoded = K != Code::full;
   static constexpr int kFullSide = side_bytes(Code::full, D);
@@ -19,7 +22,7 @@ struct AttendShape {
   static constexpr int kTileBytes = kFirstHalf + kSecondHalf;
   static constexpr int kLargest = kFirstHalf > kSecondHalf ? kFirstHalf : kSecondHalf;
   static constexpr int kStage = ((kLargest > kFullSide ? kLargest : kFullSide) + 127) & ~127;
-  static constexpr int kRingLimit = 200 * 1024;
+  static constexpr int kRingLimit = kResident > 1 ? 104 * 1024 : 200 * 1024;
   static constexpr int kStages = kWarps * kStage * 3 <= (kWarps > 8 ? 140 * 1024 : kRingLimit) ? 3 : 2;
   static constexpr int kRing = kWarps * kStages * kStage;
   static constexpr int kQueryBytes = NT * 8 * D;                // 8-bit queries
@@ -27,7 +30,7 @@ struct AttendShape {
   static constexpr int kScratch = WarpVector<D>::kCore > 1 ? kWarps* D * 4 : 0;
   static constexpr int kShared = kRing + kQueryBytes + kFullQueryBytes + kScratch;
   static_assert(kStages * kStage >= NT * 4 * D * 4, "a warp's outputs must fit into its ring");
-  static_assert(kShared <= 227 * 1024 - 2048);
+  static_assert(kResident * (kShared + 3 * 1024) <= 228 * 1024);
 };
 
 /// The ring of one warp, as lane 0 fills it: the tiles `ordinal`, ordinal + kWarps, ... below `end`, each in two halves.
@@ -148,6 +151,8 @@ __device__ __forceinline__ void load_query(const AttendView& view, const AttendS
       for (int i = 0; i < S::D / 16; ++i) q.bytes[n][i] = shared.bytes[((n * 2 + (g & 1)) * 4 + (g >> 1)) * (S::D / 4) + 4 * i + t];
 #pragma unroll
       for (int i = 0; i < kGroups; ++i) q.sum[n][i] = shared.sums[(4 * n + t) * kGroups + i];
+      const float half = is_affine(S::K) ? 0.0f : 0.5f * q.sum[n][0], whole = rintf(half);
+      q.start[n][0] = kMagicBits + static_cast<int>(whole), q.start[n][1] = kLowMagicBits + __float2int_rn((half - whole) * kLowParts);
     }
     const float scale = shared.largest[4 * n + t] * p.scale * 1.44269504f;
     q.full_scale[n] = scale;
@@ -175,18 +180,23 @@ __device__ __forceinline__ void attend_full(RingReader<S>& reader, const AttendV
   reader.template release<true>();
 }
 
+template <class S>
+struct Decoders {
+  Decoder<S::kCoded ? S::K : Code::turbo4> keys;
+  Decoder<S::kCoded ? S::V : Code::turbo4> values;
+  float step2;  // twice the step of the values' levels
+  __device__ explicit Decoders(const AttendParams& p) : keys(p.key_levels), values(p.value_levels), step2(2 * p.value_levels.step) {}
+};
+
 /// Walks over the warp's tiles, segment by segment.
 template <class S>
 __device__ __forceinline__ void attend_tiles(RingReader<S>& reader, const AttendView& view, int ordinal, int end,
-                                             const uint16_t* full_queries, const AttendQuery<S::D, S::NT, S::K>& q,
-                                             AttendState<S::D, S::NT, S::V>& state) {
+                                             const uint16_t* full_queries, const Decoders<S>& decoders,
+                                             const AttendQuery<S::D, S::NT, S::K>& q, AttendState<S::D, S::NT, S::V>& state) {
   constexpr int NT = S::NT;
-  constexpr Code kKeys = S::kCoded ? S::K : Code::turbo4, kValues = S::kCoded ? S::V : Code::turbo4;
   const AttendParams& p = view.p;
-  const Decoder<kKeys> key_decoder(p.key_levels);
-  const Decoder<kValues> value_decoder(p.value_levels);
-  const float step2 = 2 * p.value_levels.step;
-  constexpr int kFoldAfter = 1024;  // tiles, before integer sums could overflow
+  const float step2 = decoders.step2;
+  constexpr int kFoldAfter = 512;  // tiles, before integer sums could overflow
   int since_fold = 0;
   for (int i = 0; i < p.segment_count; ++i) {
     const AttendSegment& segment = p.segments[i];
@@ -201,11 +211,11 @@ __device__ __forceinline__ void attend_tiles(RingReader<S>& reader, const Attend
         float s[NT][8];
         uint32_t b[NT][AttendState<S::D, NT, S::V>::kGroups][4];
         const uint8_t* const keys = reader.wait();
-        Tile::scores(keys, key_decoder, q, reader.lane, s);
+        Tile::scores(keys, decoders.keys, q, reader.lane, s);
         Tile::filter(s, view, place, reader.lane);
         Tile::weights(keys + side_bytes(S::K, S::D), s, state, reader.lane, (++since_fold & (kFoldAfter - 1)) == 0, step2, b);
         reader.template release<false>();
-        Tile::outputs(reader.wait(), value_decoder, b, reader.lane, state);
+        Tile::outputs(reader.wait(), decoders.values, b, reader.lane, state);
         reader.template release<true>();
       }
     }
@@ -216,8 +226,19 @@ __device__ __forceinline__ void attend_tiles(RingReader<S>& reader, const Attend
   }
 }
 
+/// Brings the parameters' later parts into the constant cache while other warps prepare the query: each first touch takes long.
+__device__ __forceinline__ void touch_parameters(const AttendParams& p) {
+  const uint32_t* const words = reinterpret_cast<const uint32_t*>(&p);
+  constexpr int kWords = offsetof(AttendParams, segments) / 4 + sizeof(AttendSegment) / 4, kLine = 16;
+#pragma unroll
+  for (int i = 0; i < kWords; i += kLine) {
+    uint32_t word = words[i];
+    asm volatile("" : "+r"(word));
+  }
+}
+
 template <class S>
-__global__ void __launch_bounds__(S::kWarps * 32, 1) attend_kernel(const __grid_constant__ AttendParams p) {
+__global__ void __launch_bounds__(S::kWarps * 32, S::kResident) attend_kernel(const __grid_constant__ AttendParams p) {
   constexpr int D = S::D, NT = S::NT, kVectors = 4 * NT;
   extern __shared__ __align__(128) uint8_t memory[];
   __shared__ __align__(8) uint64_t barriers[S::kWarps * S::kStages];
@@ -256,6 +277,8 @@ __global__ void __launch_bounds__(S::kWarps * 32, 1) attend_kernel(const __grid_
     ring.template ask<false>(0);
   }
   __syncwarp();
+  const Decoders<S> decoders(p);
+  if (warp >= kVectors) touch_parameters(p);
   for (int vector = warp; vector < kVectors; vector += S::kWarps) {
     if (vector != warp) load(vector, v);
     rotate<D>(v, p.key_rotation, lane, shared.scratch + warp * D);
@@ -272,7 +295,7 @@ __global__ void __launch_bounds__(S::kWarps * 32, 1) attend_kernel(const __grid_
   AttendState<D, NT, S::V> state;
   state.clear();
   RingReader<S> reader{ring, own, lane};
-  attend_tiles<S>(reader, view, first, end, shared.full, query, state);
+  attend_tiles<S>(reader, view, first, end, shared.full, decoders, query, state);
   merge<S>(view, split, state, memory, shared.scratch);
 }
 

@@ -4,10 +4,11 @@
 // hi + lo / 254 in bytes (or hi + lo in 16-bit floats), so that both parts of a score, and of an output, lie in one lane (lane % 4 = t).
 // Lane 4 g + t has outputs of dimensions 16 md + g and 16 md + g + 8.
 //
-// Outputs over codes are summed as integers: a token's weight times its value's scalar becomes hi + lo / 254 in bytes, relative to the
-// largest such product so far (its peak). `ref` is the peak's logarithm less kSpan, so that plain weights relative to it, whose sum
-// normalises the result, stay within the range of floats whatever the scalar is. The sums are folded into floats, relative to `top`, only
-// when a tile exceeds the peak, or lies so far below it that its products would lose their digits.
+// Outputs over codes are summed as integers: a token's weight times its value's scalar becomes two bytes, relative to the largest such
+// product so far (its peak): high * 256 + low where scalars are positive (turboquant), high + low / 254 with signs otherwise (affine).
+// `ref` is the peak's logarithm less kSpan, so that plain weights relative to it, whose sum normalises the result, stay within the range
+// of floats whatever the scalar is. The sums are folded into floats, relative to `top`, only when a tile exceeds the peak, or lies so far
+// below it that its products would lose their digits.
 #pragma once
 
 #include "kernels/cuda/kv_codes.cuh"
@@ -17,8 +18,9 @@ namespace tersor::kernels::cuda {
 inline constexpr float kHidden = -1e30f;   // logit of a token that a row does not see
 inline constexpr float kNothing = -1e28f;  // maximum of no tokens
 inline constexpr float kLowParts = 254.0f;
-inline constexpr float kSpan = 64;                // the binary logarithm of a scalar is between -40 and 24
-inline constexpr float kProduct = 127 * 0x1p63f;  // makes products whole: 2^kSpan, 2^40 and what kScalarUnit takes away are in it
+inline constexpr float kSpan = 64;  // the binary logarithm of a scalar is between -40 and 24
+// Makes products whole: 2^kSpan, 2^40 and what kScalarUnit takes away are in it.
+inline constexpr float kSignedProduct = 127 * 0x1p63f, kPositiveProduct = 254 * 256 * 0x1p63f;
 
 template <int D, int NT, Code V>
 struct AttendState {
@@ -29,9 +31,10 @@ struct AttendState {
 
   float out[NT][kBlocks][2];
   int sums[NT][kCoded ? kBlocks : 1][4];
-  float top[NT], total[NT];  // all that was folded
-  float ref[NT], part[NT];   // of `sums`
-  float offset[NT][kGroups];
+  float top[NT], total[NT];   // all that was folded
+  float ref[NT], part[NT];    // of `sums`
+  float offset[NT][kGroups];  // affine: weighted biases
+  uint32_t products[NT];      // turboquant: the sum of products, each with kMagicBits on top
 
   __device__ __forceinline__ void clear() {
 #pragma unroll
@@ -39,6 +42,7 @@ struct AttendState {
       top[n] = ref[n] = kNothing, total[n] = part[n] = 0;
 #pragma unroll
       for (int g = 0; g < kGroups; ++g) offset[n][g] = 0;
+      products[n] = 0;
 #pragma unroll
       for (int b = 0; b < kBlocks; ++b) out[n][b][0] = out[n][b][1] = 0;
       if constexpr (kCoded) clear_sums(n);
@@ -60,19 +64,22 @@ struct AttendState {
   /// Adds the integer sums to the outputs. step2: twice the step of turboquant's levels.
   __device__ __forceinline__ void fold(int n, float step2) {
     const float shrink = raise_top(n, ref[n]), weight = exp2_fast(ref[n] - top[n]);
-    const float scale = (kAffine ? 1.0f : step2) * (kScalarUnit / kProduct) * weight;
+    const float scale = kAffine ? kScalarUnit / kSignedProduct * weight : step2 * (kScalarUnit / kPositiveProduct) * weight;
     float bias[kGroups];
+    if constexpr (kAffine) {
 #pragma unroll
-    for (int g = 0; g < kGroups; ++g) {
-      bias[g] = sum_over_rows(offset[n][g]) * (kAffine ? kScalarUnit * weight : 0.5f * scale);
-      offset[n][g] = 0;
+      for (int g = 0; g < kGroups; ++g) bias[g] = sum_over_rows(offset[n][g]) * (kScalarUnit * weight), offset[n][g] = 0;
+    } else {
+      bias[0] = sum_over_rows(static_cast<float>(products[n])) * (0.5f * scale);  // levels are u + 1/2
+      products[n] = 0;
     }
 #pragma unroll
     for (int b = 0; b < kBlocks; ++b) {
       const int g = kGroups == 1 ? 0 : b * 16 / kAffineGroup;
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
-        const float sum = static_cast<float>(sums[n][b][2 * half]) + static_cast<float>(sums[n][b][2 * half + 1]) * (1 / kLowParts);
+        const float high = static_cast<float>(sums[n][b][2 * half]), low = static_cast<float>(sums[n][b][2 * half + 1]);
+        const float sum = kAffine ? fmaf(low, 1 / kLowParts, high) : fmaf(high, 256.0f, low);
         out[n][b][half] = fmaf(out[n][b][half], shrink, fmaf(sum, scale, bias[g]));
       }
     }

@@ -6,9 +6,11 @@
 
 namespace tersor::kernels::cuda {
 
-// An integer accumulator that starts at these bits reads as kMagic + n in floating point, |n| < 2^22.
-inline constexpr float kMagic = 12582912.0f;
-inline constexpr int kMagicBits = 0x4b400000;
+// An integer accumulator that starts at these bits reads as kMagic + n in floating point, |n| < 2^22. Low parts start at a multiple of 254,
+// so that both starts can be taken away exactly at once.
+inline constexpr float kMagic = 12582912.0f, kLowMagic = 49543 * 254.0f;
+inline constexpr int kMagicBits = 0x4b400000, kLowMagicBits = 0x4b000000 + 49543 * 254 - (1 << 23);
+inline constexpr float kBothMagic = kMagic + kLowMagic / 254;
 
 /// The query vectors as a warp uses them.
 template <int D, int NT, Code K>
@@ -17,7 +19,9 @@ struct AttendQuery {
   uint32_t bytes[NT][K == Code::full ? 1 : D / 16];  // operand B: column lane / 4, dimensions 16 i + 4 (lane % 4)
   float scale[NT];                                   // of scores over codes, logarithm base 2 included; of this lane's vector
   float full_scale[NT];                              // of scores over 16-bit numbers
-  float sum[NT][kGroups];                            // of the quantised query
+  float sum[NT][kGroups];                            // affine: of the quantised query
+  // Of the scores' accumulators, high and low; with turboquant half the query's sum is in it, as levels are u + 1/2.
+  int start[NT][2];
 };
 
 /// What decides which tokens a lane's vectors see.
@@ -69,11 +73,11 @@ struct CodedTile {
   static constexpr int kSteps = D / 32, kUnits = D / 16, kKeyGroups = Query::kGroups, kValueGroups = State::kGroups;
   static constexpr bool kKeyAffine = is_affine(K), kValueAffine = is_affine(V);
 
-  __device__ static __forceinline__ void reset(int (&c)[NT][4][4]) {
+  __device__ static __forceinline__ void reset(int (&c)[NT][4][4], const Query& q) {
 #pragma unroll
     for (int n = 0; n < NT; ++n)
 #pragma unroll
-      for (int m = 0; m < 4; ++m) c[n][m][0] = c[n][m][1] = c[n][m][2] = c[n][m][3] = kMagicBits;
+      for (int m = 0; m < 4; ++m) c[n][m][0] = c[n][m][2] = q.start[n][0], c[n][m][1] = c[n][m][3] = q.start[n][1];
   }
 
   // Integer scores of the dimensions of group g to floats.
@@ -88,9 +92,8 @@ struct CodedTile {
       const float2 bias = kKeyAffine ? scalar_pair<true>((&biases.x)[m]) : float2{0, 0};
 #pragma unroll
       for (int n = 0; n < NT; ++n) {
-        const float low = (kKeyAffine ? 0.0f : 0.5f * q.sum[n][0]) - kMagic / kLowParts;
-        const float x0 = __int_as_float(c[n][m][0]) - kMagic + fmaf(__int_as_float(c[n][m][1]), 1 / kLowParts, low);
-        const float x1 = __int_as_float(c[n][m][2]) - kMagic + fmaf(__int_as_float(c[n][m][3]), 1 / kLowParts, low);
+        const float x0 = fmaf(__int_as_float(c[n][m][1]), 1 / kLowParts, __int_as_float(c[n][m][0]) - kBothMagic);
+        const float x1 = fmaf(__int_as_float(c[n][m][3]), 1 / kLowParts, __int_as_float(c[n][m][2]) - kBothMagic);
         if constexpr (kKeyAffine) {
           const float y0 = fmaf(x0, scale.x, bias.x * q.sum[n][g]), y1 = fmaf(x1, scale.y, bias.y * q.sum[n][g]);
           s[n][2 * m] = g ? s[n][2 * m] + y0 : y0;
@@ -109,7 +112,7 @@ struct CodedTile {
     constexpr int kGroupSteps = kKeyAffine ? kAffineGroup / 32 : kSteps + 1;
     const uint8_t* const scalars = keys + code_bytes(K, D);
     int c[NT][4][4];
-    reset(c);
+    reset(c, q);
 #pragma unroll
     for (int ks = 0; ks < kSteps; ++ks) {
 #pragma unroll
@@ -118,13 +121,13 @@ struct CodedTile {
         decoder.decode(keys + (2 * ks + mp) * Decoder<K>::kUnitBytes, lane, a);
 #pragma unroll
         for (int n = 0; n < NT; ++n) {
-          mma_codes<kKeyAffine>(c[n][2 * mp], a, q.bytes[n][2 * ks], q.bytes[n][2 * ks + 1]);
-          mma_codes<kKeyAffine>(c[n][2 * mp + 1], a + 4, q.bytes[n][2 * ks], q.bytes[n][2 * ks + 1]);
+          mma_codes<kKeyAffine, false>(c[n][2 * mp], a, q.bytes[n][2 * ks], q.bytes[n][2 * ks + 1]);
+          mma_codes<kKeyAffine, false>(c[n][2 * mp + 1], a + 4, q.bytes[n][2 * ks], q.bytes[n][2 * ks + 1]);
         }
       }
       if (kKeyAffine && (ks + 1) % kGroupSteps == 0) {
         add_scores(c, q, scalars, ks / kGroupSteps, lane >> 2, s);
-        reset(c);
+        reset(c, q);
       }
     }
     if constexpr (D % 32) {
@@ -164,14 +167,16 @@ struct CodedTile {
     }
   }
 
-  // Two weights as bytes hi + lo / 254, hi in columns 2t, lo in 2t + 1.
-  __device__ static __forceinline__ uint32_t weight_bytes(float w0, float w1) {
+  // Two products as bytes to operand B, high parts in columns 2t, low parts in 2t + 1.
+  __device__ static __forceinline__ uint32_t signed_bytes(float w0, float w1) {
     const float h0 = w0 + kMagic, h1 = w1 + kMagic;
     const float l0 = fmaf(w0 - (h0 - kMagic), kLowParts, kMagic), l1 = fmaf(w1 - (h1 - kMagic), kLowParts, kMagic);
     const uint32_t high = permute(__float_as_uint(h0), __float_as_uint(h1), 0x0040),
                    low = permute(__float_as_uint(l0), __float_as_uint(l1), 0x0040);
     return transpose8(permute(high, low, 0x5410));
   }
+  // kMagic + product in floating point: the product's two bytes are the lowest.
+  __device__ static __forceinline__ uint32_t positive_bytes(uint32_t w0, uint32_t w1) { return transpose8(permute(w0, w1, 0x4051)); }
 
   // Logarithm of the largest product of a weight and a scalar, less kSpan.
   __device__ static __forceinline__ float largest_product(const float (&s)[8], const uint4 (&scales)[kValueGroups]) {
@@ -206,14 +211,16 @@ struct CodedTile {
 #pragma unroll
         for (int m = 0; m < 4; ++m) {
           const float2 scale = scalar_pair<kValueAffine>((&scales[g].x)[m]);
-          const float w0 = p[2 * m] * (scale.x * kProduct), w1 = p[2 * m + 1] * (scale.y * kProduct);
           if constexpr (kValueAffine) {
             const float2 bias = scalar_pair<true>((&biases.x)[m]);
             state.offset[n][g] = fmaf(p[2 * m], bias.x, fmaf(p[2 * m + 1], bias.y, state.offset[n][g]));
+            b[n][g][m] = signed_bytes(p[2 * m] * (scale.x * kSignedProduct), p[2 * m + 1] * (scale.y * kSignedProduct));
           } else {
-            state.offset[n][g] += w0 + w1;
+            const uint32_t w0 = __float_as_uint(fmaf(p[2 * m], scale.x * kPositiveProduct, kMagic));
+            const uint32_t w1 = __float_as_uint(fmaf(p[2 * m + 1], scale.y * kPositiveProduct, kMagic));
+            state.products[n] += w0 + w1 - 2u * kMagicBits;
+            b[n][g][m] = positive_bytes(w0, w1);
           }
-          b[n][g][m] = weight_bytes(w0, w1);
         }
       }
     }
@@ -228,8 +235,8 @@ struct CodedTile {
       decoder.decode(values + md * Decoder<V>::kUnitBytes, lane, a);
 #pragma unroll
       for (int n = 0; n < NT; ++n) {
-        mma_codes<kValueAffine>(state.sums[n][md], a, b[n][g][0], b[n][g][1]);
-        mma_codes<kValueAffine>(state.sums[n][md], a + 4, b[n][g][2], b[n][g][3]);
+        mma_codes<kValueAffine, !kValueAffine>(state.sums[n][md], a, b[n][g][0], b[n][g][1]);
+        mma_codes<kValueAffine, !kValueAffine>(state.sums[n][md], a + 4, b[n][g][2], b[n][g][3]);
       }
     }
   }

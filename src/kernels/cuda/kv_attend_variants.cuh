@@ -6,21 +6,23 @@
 
 namespace tersor::kernels::cuda {
 
-template <int D, int NT, int kWarps, Code K, Code V>
+template <int D, int NT, int kWarps, Code K, Code V, int kResident = 1>
 AttendVariant make_variant() {
-  using S = AttendShape<D, NT, kWarps, K, V>;
-  return {reinterpret_cast<const void*>(&attend_kernel<S>), kWarps, NT, S::kShared};
+  using S = AttendShape<D, NT, kWarps, K, V, kResident>;
+  return {reinterpret_cast<const void*>(&attend_kernel<S>), kWarps, NT, S::kShared, kResident};
 }
 
-/// wide: more than four query vectors a KV head; many_warps: sixteen, for long shares of tiles.
 template <int D, Code K, Code V>
-AttendVariant pick_variant(bool wide, bool many_warps) {
+AttendVariant pick_variant(AttendUse use) {
   constexpr int kWarps = D == 256 && (K == Code::affine8 || V == Code::affine8) ? 4 : 8;
+  constexpr bool kSmall = K != Code::affine8 && V != Code::affine8;
   if constexpr (D <= 128) {
-    if (wide) return make_variant<D, 2, kWarps, K, V>();
-    if constexpr (D >= 128 && K != Code::affine8 && V != Code::affine8 && K != Code::full) {
-      if (many_warps) return make_variant<D, 1, 16, K, V>();
+    if (use.wide) return make_variant<D, 2, kWarps, K, V>();
+    if constexpr (D == 128 && kSmall && K != Code::full) {
+      if (use.many_blocks) return make_variant<D, 1, kWarps, K, V, 2>();
+      if (use.long_shares) return make_variant<D, 1, 16, K, V>();
     }
+    return make_variant < D, 1, kWarps, K, V, D <= 64 && kSmall ? 2 : 1 > ();
   }
   return make_variant<D, 1, kWarps, K, V>();
 }
@@ -47,12 +49,11 @@ AttendVariant with_affine(Code code, const F& f) {
 
 /// Keys and values of one family, of any widths.
 template <int D>
-AttendVariant find_variant(Code keys, Code values, bool wide, bool many_warps) {
-  if (keys == Code::full && values == Code::full) return pick_variant<D, Code::full, Code::full>(wide, many_warps);
+AttendVariant find_variant(Code keys, Code values, AttendUse use) {
+  if (keys == Code::full && values == Code::full) return pick_variant<D, Code::full, Code::full>(use);
   if (is_affine(keys))
-    return with_affine(keys,
-                       [&]<Code K>() { return with_affine(values, [&]<Code V>() { return pick_variant<D, K, V>(wide, many_warps); }); });
-  return with_turbo(keys, [&]<Code K>() { return with_turbo(values, [&]<Code V>() { return pick_variant<D, K, V>(wide, many_warps); }); });
+    return with_affine(keys, [&]<Code K>() { return with_affine(values, [&]<Code V>() { return pick_variant<D, K, V>(use); }); });
+  return with_turbo(keys, [&]<Code K>() { return with_turbo(values, [&]<Code V>() { return pick_variant<D, K, V>(use); }); });
 }
 
 }  // namespace tersor::kernels::cuda

@@ -14,11 +14,16 @@ __device__ __forceinline__ uint32_t permute(uint32_t a, uint32_t b, uint32_t sel
   return r;
 }
 
-/// c += A B for 16 x 32 codes (signed, or unsigned) and 32 x 8 signed numbers.
-template <bool kUnsigned>
+/// c += A B for 16 x 32 codes and 32 x 8 numbers, bytes that are unsigned or not.
+template <bool kUnsignedCodes, bool kUnsignedNumbers>
 __device__ __forceinline__ void mma_codes(int (&c)[4], const uint32_t* a, uint32_t b0, uint32_t b1) {
-  if constexpr (kUnsigned)
+  static_assert(!(kUnsignedCodes && kUnsignedNumbers));
+  if constexpr (kUnsignedCodes)
     asm("mma.sync.aligned.m16n8k32.row.col.s32.u8.s8.s32 {%0,%1,%2,%3},{%4,%5,%6,%7},{%8,%9},{%0,%1,%2,%3};"
+        : "+r"(c[0]), "+r"(c[1]), "+r"(c[2]), "+r"(c[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+  else if constexpr (kUnsignedNumbers)
+    asm("mma.sync.aligned.m16n8k32.row.col.s32.s8.u8.s32 {%0,%1,%2,%3},{%4,%5,%6,%7},{%8,%9},{%0,%1,%2,%3};"
         : "+r"(c[0]), "+r"(c[1]), "+r"(c[2]), "+r"(c[3])
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
   else

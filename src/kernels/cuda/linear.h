@@ -118,8 +118,8 @@ LinearRowsPlan linear_rows_plan(const LinearProblem& problem);
 size_t linear_rows_workspace(const LinearProblem& problem, LinearRowsPlan plan = {});
 Launch linear_rows(const LinearProblem& problem, LinearRowsParams* params, LinearRowsPlan plan = {});
 
-/// How linear_tiles cuts a problem: tiles of 128 * blocks weight rows by `columns` rows of x, k in `splits` parts. Instances: blocks 1
-/// with 32, 64 or 128 columns, blocks 2 with 128. Zero: chosen by linear_tiles_plan.
+/// How linear_tiles cuts a problem: tiles of 128 * blocks weight rows by `columns` rows of x, k in `splits` parts. Instances: 1 or
+/// 2 blocks with 32, 64 or 128 columns. Zero: chosen by linear_tiles_plan.
 struct LinearTilesPlan {
   int blocks = 0, columns = 0, splits = 0;
 };
@@ -141,7 +141,8 @@ size_t linear_tiles_workspace(const LinearProblem& problem, LinearTilesPlan plan
 Launch linear_tiles(const LinearProblem& problem, LinearTilesParams* params, LinearTilesPlan plan = {});
 
 /// Dense weights as they lie: output i is x times the transpose of weights[i], [outputs[i].columns, k] of a 16-bit type, rows
-/// contiguous and 16-byte aligned (weight.scale_type names the type); `packed`, bits, group and first_strip are not used. A pair is weights[0] (gate) and weights[1] (up).
+/// contiguous and 16-byte aligned (weight.scale_type names the type); `packed`, bits, group and first_strip are not used. A pair is
+/// weights[0] (gate) and weights[1] (up).
 struct LinearDenseParams {
   LinearRowsParams rows;
   const void* dense[kLinearOutputs] = {};

@@ -30,18 +30,20 @@ template <class T>
 __device__ __forceinline__ void load_dense_x(const LinearRowsParams& p, uint8_t* to, int k0, int columns) {
   const int pieces = columns / 8;
   for (int i = threadIdx.x; i < p.rows * pieces; i += kRowsThreads) {
-    const int row = i / pieces, k = k0 + i % pieces * 8;
-    alignas(16) T v[8];
-    if (k >= p.k) {
-      *reinterpret_cast<uint4*>(v) = uint4{};
-    } else if (p.bulk_x) {
-      *reinterpret_cast<uint4*>(v) = *reinterpret_cast<const uint4*>(static_cast<const T*>(p.x) + row * p.x_stride + k);
-    } else {
-#pragma unroll
-      for (int j = 0; j < 8; ++j) v[j] = from_float<T>(load_float(p.x_type, p.x, row * p.x_stride + k + j));
+    const int row = p.rows == 1 ? 0 : i / pieces, k = k0 + (i - row * pieces) * 8;
+    const bool inside = k < p.k;
+    const long long at = row * p.x_stride + k;
+    uint8_t* place = to + row * p.x_row + (k - k0) * 2;
+    if (p.bulk_x) {
+      copy_16(shared_address(place), static_cast<const T*>(p.x) + (inside ? at : 0), inside ? 16 : 0);
+      continue;
     }
-    *reinterpret_cast<uint4*>(to + row * p.x_row + (k - k0) * 2) = *reinterpret_cast<const uint4*>(v);
+    alignas(16) T v[8];
+#pragma unroll
+    for (int j = 0; j < 8; ++j) v[j] = from_float<T>(inside ? load_float(p.x_type, p.x, at + j) : 0.f);
+    *reinterpret_cast<uint4*>(place) = *reinterpret_cast<const uint4*>(v);
   }
+  copies_commit();
 }
 
 template <class T, int NT>
@@ -85,6 +87,7 @@ __global__ void __launch_bounds__(kRowsThreads, 1) linear_dense_kernel(const __g
   };
   if (strip0 + side < strip1) start(strip0 + side);
   load_dense_x<T>(p, shared, k0, (tile1 - tile0) * kDenseK);
+  copies_wait<0>();
   __syncthreads();
   const uint8_t* x[NT];
 #pragma unroll
@@ -138,7 +141,7 @@ DensePlan plan_of(const LinearProblem& problem) {
       const int rounds = ceil_div(per_block, row_warps), warp_tiles = rounds * ceil_div(part, kRowsWarps / row_warps);
       const double even = static_cast<double>(per_block) * part / kRowsWarps;
       // 4 KiB a tile and warp at a block's share of the memory rate; x; a round; a merge: microseconds, fitted to an H200.
-      const double cost = (0.8 * even + 0.2 * warp_tiles) * kRowsWarps * 4.1 / 33 + x / 1e3 / 60 + 0.35 * rounds + (splits > 1 ? 1.5 : 0);
+      const double cost = (0.8 * even + 0.2 * warp_tiles) * kRowsWarps * 4.1 / 33 + x / 1e3 / 90 + 0.35 * rounds + (splits > 1 ? 3 : 0);
       if (cost < best_cost) best_cost = cost, best = {strips, per_block, splits, row_warps, shared};
     }
   }
@@ -156,7 +159,8 @@ size_t linear_dense_workspace(const LinearProblem& problem) {
 Launch linear_dense(const LinearProblem& problem, const void* const* weights, LinearDenseParams* params) {
   const DensePlan plan = plan_of(problem);
   const Dtype type = problem.weight.scale_type;
-  if (type == Dtype::f32 || problem.rows < 1 || problem.rows > kLinearRowsMost || problem.weight.k % 8 != 0 || plan.per_block == 0) return {};
+  if (type == Dtype::f32 || problem.rows < 1 || problem.rows > kLinearRowsMost || problem.weight.k % 8 != 0 || plan.per_block == 0)
+    return {};
   *params = {};
   LinearRowsParams& p = params->rows;
   p.x = problem.x;

@@ -14,8 +14,8 @@
 namespace tersor::kernels::cuda {
 
 constexpr int kFewRows = 4;
-constexpr float kLargestX = 32639.f;              // 127 * 256 + 127
-constexpr float kWhole = 12582912.f;              // 1.5 * 2^23: an integer added to its bits is the same number added to it
+constexpr float kLargestX = 32639.f;  // 127 * 256 + 127
+constexpr float kWhole = 12582912.f;  // 1.5 * 2^23: an integer added to its bits is the same number added to it
 constexpr uint32_t kWholeBits = 0x4B400000u;
 
 /// What a group of a row of x is besides its bytes: d (over 8 for 4-bit codes) and d * sum of X.
@@ -136,8 +136,10 @@ __device__ __forceinline__ void multiply_few(float (&acc)[2], const uint8_t* til
     if (pair % 2 == 0) load_matrices(b, x + pair * 32);
     uint32_t a[4];
     code_bytes<BITS>(a, codes, pair % kUnitPairs);
-    if (pair % kGroupPairs == 0) mma_16x8x32(c, a, b[pair % 2 * 2], b[pair % 2 * 2 + 1], zero);
-    else mma_16x8x32(c, a, b[pair % 2 * 2], b[pair % 2 * 2 + 1], c);
+    if (pair % kGroupPairs == 0)
+      mma_16x8x32(c, a, b[pair % 2 * 2], b[pair % 2 * 2 + 1], zero);
+    else
+      mma_16x8x32(c, a, b[pair % 2 * 2], b[pair % 2 * 2 + 1], c);
     if (pair % kGroupPairs != kGroupPairs - 1) continue;
     const int group = pair / kGroupPairs;
     const XGroup of_x = groups[group * kFewRows];
@@ -158,8 +160,8 @@ __global__ void __launch_bounds__(kRowsThreads, 1) linear_few_kernel(const __gri
   const int side = warp & (row_warps - 1), depth = warp >> p.row_warps_log2;
   const int strip0 = blockIdx.x * p.strips_per_block, strip1 = min(p.strips, strip0 + p.strips_per_block);
   const int tile0 = blockIdx.y * p.tiles_per_split, tile1 = min(p.tiles, tile0 + p.tiles_per_split);
-  TileRing<kTile> ring(p.weights, shared + warp * p.stages * kTile, barriers[warp], p.stages,
-                       {strip0 + side, strip1, row_warps, tile0 + depth, tile0 + depth, tile1, k_warps, p.tiles});
+  PackedRing<kTile> ring(p.weights, shared + warp * p.stages * kTile, barriers[warp], p.stages,
+                         {strip0 + side, strip1, row_warps, tile0 + depth, tile0 + depth, tile1, k_warps, p.tiles});
   // The code of a kernel's start comes slowly, from far away: weights are sent for before all else, but no more than leaves x its turn.
   ring.start();
   XGroup* const groups = reinterpret_cast<XGroup*>(shared + p.sums_at);

@@ -32,9 +32,12 @@ __device__ __forceinline__ void finish_as(const Params& p, const LinearOutput& o
 template <class Params>
 __device__ __forceinline__ void finish(const Params& p, int strip, int m, int r, float v, float up) {
   const LinearOutput& out = output_of(p, strip);
-  if (p.y_type == Dtype::bf16) finish_as<__nv_bfloat16>(p, out, strip, m, r, v, up);
-  else if (p.y_type == Dtype::f16) finish_as<__half>(p, out, strip, m, r, v, up);
-  else finish_as<float>(p, out, strip, m, r, v, up);
+  if (p.y_type == Dtype::bf16)
+    finish_as<__nv_bfloat16>(p, out, strip, m, r, v, up);
+  else if (p.y_type == Dtype::f16)
+    finish_as<__half>(p, out, strip, m, r, v, up);
+  else
+    finish_as<float>(p, out, strip, m, r, v, up);
 }
 
 }  // namespace tersor::kernels::cuda

@@ -11,14 +11,17 @@ constexpr int kReduceColumn = 20;  // floats from column to column of a deposit:
 /// Adds up what the warps of a strip hold and finishes it, or leaves it for the last part of k.
 /// `deposit` writes the warp's sums of 16 weight rows and COLUMNS rows of x, kReduceColumn floats from one row of x to the next.
 template <int COLUMNS, class Deposit>
-__device__ __forceinline__ void add_warps(const LinearRowsParams& p, float* reduce, int strip, int side, bool first_strip, Deposit deposit) {
+__device__ __forceinline__ void add_warps(const LinearRowsParams& p, float* reduce, int strip, int side, bool first_strip,
+                                          Deposit deposit) {
   const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
   const int k_warps = kRowsWarps >> p.row_warps_log2, depth = warp >> p.row_warps_log2;
   constexpr int kDeposit = COLUMNS * kReduceColumn;
   float* const first = reduce + side * k_warps * kDeposit;
   const auto barrier = [&] {
-    if (k_warps == 1) __syncwarp();
-    else named_barrier(1 + side, k_warps * 32);
+    if (k_warps == 1)
+      __syncwarp();
+    else
+      named_barrier(1 + side, k_warps * 32);
   };
   if (!first_strip) barrier();  // the last strip's deposits are read
   deposit(first + depth * kDeposit);
@@ -34,8 +37,10 @@ __device__ __forceinline__ void add_warps(const LinearRowsParams& p, float* redu
       v += from[w * kDeposit];
       if (fold) up += from[w * kDeposit + kStripRows / 2];
     }
-    if (p.splits == 1) finish(p, strip, m, r, v, up);
-    else p.partials[((static_cast<size_t>(blockIdx.y) * p.strips + strip) * p.rows + m) * kStripRows + r] = v;
+    if (p.splits == 1)
+      finish(p, strip, m, r, v, up);
+    else
+      p.partials[((static_cast<size_t>(blockIdx.y) * p.strips + strip) * p.rows + m) * kStripRows + r] = v;
   }
 }
 
@@ -45,7 +50,7 @@ __device__ __forceinline__ void add_quad(float (&v)[4], const float* from) {
 }
 
 /// The last block of a set of strips to arrive adds up the parts of k.
-__device__ __noinline__ inline void add_splits(const LinearRowsParams& p, int strip0, int strip1) {
+__device__ __forceinline__ void add_splits(const LinearRowsParams& p, int strip0, int strip1) {
   __shared__ bool last;
   __syncthreads();
   if (threadIdx.x == 0) {
@@ -56,7 +61,7 @@ __device__ __noinline__ inline void add_splits(const LinearRowsParams& p, int st
   if (!last) return;
   const int quads = p.rows * (p.paired ? 2 : 4);  // of a strip; a thread takes four weight rows at a time
   const size_t part = static_cast<size_t>(p.strips) * p.rows * kStripRows;
-#pragma unroll 2
+#pragma unroll 1
   for (int i = threadIdx.x; i < (strip1 - strip0) * quads; i += blockDim.x) {
     const int strip = strip0 + i / quads, m = i % quads / (p.paired ? 2 : 4), r = i % (p.paired ? 2 : 4) * 4;
     const float* from = p.partials + (static_cast<size_t>(strip) * p.rows + m) * kStripRows + r;

@@ -65,8 +65,10 @@ __host__ __device__ void repack_item(const RepackParams& p, int strip, int tile,
     return;
   }
   const uint32_t bits = scale_bits(p, strip, tile, item - kWords);
-  if (p.to_scale == Dtype::f32) reinterpret_cast<uint32_t*>(to + kCodeBytes)[item - kWords] = bits;
-  else reinterpret_cast<uint16_t*>(to + kCodeBytes)[item - kWords] = static_cast<uint16_t>(bits);
+  if (p.to_scale == Dtype::f32)
+    reinterpret_cast<uint32_t*>(to + kCodeBytes)[item - kWords] = bits;
+  else
+    reinterpret_cast<uint16_t*>(to + kCodeBytes)[item - kWords] = static_cast<uint16_t>(bits);
 }
 
 __host__ __device__ int items_of(const RepackParams& p) { return kCodeBytes / 4 + kStripRows * (tile_k(p.bits) / p.group) * 2; }
@@ -101,8 +103,10 @@ __global__ void __launch_bounds__(256) dequantize_kernel(const __grid_constant__
       }
     }
     uint32_t a[4];
-    if constexpr (BITS == 4) whole_codes<4, T>(a, words[step], 0);
-    else whole_codes<8, T>(a, words[2 * step], words[2 * step + 1]);
+    if constexpr (BITS == 4)
+      whole_codes<4, T>(a, words[step], 0);
+    else
+      whole_codes<8, T>(a, words[2 * step], words[2 * step + 1]);
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       const Pair<T> q = pair_of<Pair<T>>(a[i]);
@@ -137,15 +141,13 @@ bool linear_supported(const PackedLinear& w) {
   return (w.bits == 4 || w.bits == 8) && group && w.k > 0 && w.k % w.group == 0 && w.strips > 0;
 }
 
-size_t linear_packed_bytes(const PackedLinear& w) {
-  return static_cast<size_t>(w.strips) * tiles_of(w.bits, w.k) * tile_bytes(w);
-}
+size_t linear_packed_bytes(const PackedLinear& w) { return static_cast<size_t>(w.strips) * tiles_of(w.bits, w.k) * tile_bytes(w); }
 
 Launch linear_repack(const PackedLinear& shape, const AffineRows& weight, const AffineRows& up, int rows, Dtype scale_type, int first_strip,
                      void* to, RepackParams* params) {
   if (!linear_supported(shape) || (shape.scale_type != scale_type && shape.scale_type != Dtype::f32)) return {};
-  *params = {{weight, up}, static_cast<uint8_t*>(to), rows, shape.bits, shape.group, shape.k, first_strip, shape.paired, scale_type,
-             shape.scale_type};
+  *params = {{weight, up}, static_cast<uint8_t*>(to), rows, shape.bits, shape.group, shape.k, first_strip, shape.paired,
+             scale_type,   shape.scale_type};
   const unsigned strips = static_cast<unsigned>(linear_strips(rows, shape.paired));
   const unsigned tiles = static_cast<unsigned>(tiles_of(shape.bits, shape.k));
   return {reinterpret_cast<const void*>(&repack_kernel), {strips, tiles, 1}, {256, 1, 1}, 0};

@@ -35,7 +35,10 @@ __device__ __forceinline__ void mma_16x8x16<__nv_bfloat16>(float (&d)[4], const 
 
 /// Four 8x8 matrices of 16-bit elements; lanes 8i to 8i + 7 give the addresses of the rows of matrix i.
 __device__ __forceinline__ void load_matrices(uint32_t (&r)[4], uint32_t address) {
-  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3},[%4];" : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(address) : "memory");
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3},[%4];"
+               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+               : "r"(address)
+               : "memory");
 }
 
 __device__ __forceinline__ uint32_t and_or(uint32_t a, uint32_t mask, uint32_t bits) {
@@ -61,13 +64,13 @@ __device__ __forceinline__ void barrier_arrive(uint32_t bar) {
 }
 __device__ __forceinline__ void barrier_wait(uint32_t bar, uint32_t parity) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-  asm volatile(
-      "{.reg .pred p;\nW_%=: mbarrier.try_wait.parity.shared::cta.b64 p,[%0],%1;\n@p bra D_%=;\nbra W_%=;\nD_%=:}" ::"r"(bar), "r"(parity)
-      : "memory");
+  asm volatile("{.reg .pred p;\nW_%=: mbarrier.try_wait.parity.shared::cta.b64 p,[%0],%1;\n@p bra D_%=;\nbra W_%=;\nD_%=:}" ::"r"(bar),
+               "r"(parity)
+               : "memory");
 #else
-  asm volatile(
-      "{.reg .pred p;\nW_%=: mbarrier.test_wait.parity.shared::cta.b64 p,[%0],%1;\n@p bra D_%=;\nbra W_%=;\nD_%=:}" ::"r"(bar), "r"(parity)
-      : "memory");
+  asm volatile("{.reg .pred p;\nW_%=: mbarrier.test_wait.parity.shared::cta.b64 p,[%0],%1;\n@p bra D_%=;\nbra W_%=;\nD_%=:}" ::"r"(bar),
+               "r"(parity)
+               : "memory");
 #endif
 }
 

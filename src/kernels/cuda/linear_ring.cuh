@@ -8,7 +8,7 @@ namespace tersor::kernels::cuda {
 constexpr int kMostStages = 6;
 
 /// The tiles of one warp, in its order: for each of its strips, its tiles along k.
-struct TileWalk {
+struct PackedWalk {
   int strip, strip_end, strip_step;  // the next tile
   int tile, tile_first, tile_end, tile_step;
   int tiles;  // of a strip in the packed array
@@ -24,9 +24,9 @@ struct TileWalk {
 
 /// A ring of `stages` tiles of BYTES bytes with one barrier each. All lanes call every function together.
 template <int BYTES>
-class TileRing {
+class PackedRing {
  public:
-  __device__ __forceinline__ TileRing(const uint8_t* packed, uint8_t* ring, uint64_t* barriers, int stages, TileWalk walk)
+  __device__ __forceinline__ PackedRing(const uint8_t* packed, uint8_t* ring, uint64_t* barriers, int stages, PackedWalk walk)
       : packed_(packed), ring_(ring), barriers_(shared_address(barriers)), stages_(stages), walk_(walk) {
     if ((threadIdx.x & 31) == 0)
 #pragma unroll 1
@@ -80,7 +80,7 @@ class TileRing {
   uint32_t barriers_;
   int stages_, stage_ = 0;
   uint32_t phase_ = 0;
-  TileWalk walk_;
+  PackedWalk walk_;
 };
 
 }  // namespace tersor::kernels::cuda

@@ -50,7 +50,8 @@ double estimate(const LinearProblem& problem, const LinearRowsPlan& plan) {
   const double warp_tiles = rounds * ceil_div(tiles, k_warps), even_tiles = static_cast<double>(plan.strips) * tiles / kRowsWarps;
   const double kb_per_us = 4300e3 / problem.multiprocessors / 1e3;
   const double stream = (0.95 * even_tiles + 0.05 * warp_tiles) * kRowsWarps * tile_bytes(w) / 1e3 / kb_per_us;
-  const double x = problem.rows * tiles * tile_k(w.bits) * 2 / 1e3 / 45;
+  const double part = problem.rows * tiles * tile_k(w.bits);  // numbers of x: turned into integers, or copied
+  const double x = problem.rows <= kFewRows ? part / 16 / kRowsThreads * 0.7 : part * 2 / 1e3 / 45;
   const double merge = plan.splits > 1 ? 1.3 + plan.strips * problem.rows * plan.splits * 64 / 1e3 / 100 : 0;
   return stream + 0.5 * x + merge + 0.35 * rounds;
 }

@@ -18,7 +18,8 @@ constexpr int kXPieces = 4;
 __device__ __forceinline__ bool bulk_x(const LinearRowsParams& p) { return TERSOR_BULK_COPY && p.bulk_x; }
 
 /// Sends for x's columns [k0, k1), in pieces along k; called by one warp, which also sets the pieces' barriers up.
-__device__ __forceinline__ void send_for_x(const LinearRowsParams& p, uint8_t* to, int x_row, int k0, int k1, int piece_k, uint32_t barriers) {
+__device__ __forceinline__ void send_for_x(const LinearRowsParams& p, uint8_t* to, int x_row, int k0, int k1, int piece_k,
+                                           uint32_t barriers) {
   const int lane = threadIdx.x & 31;
   if (lane < kXPieces) barrier_init(barriers + 8 * lane, bulk_x(p) ? p.rows : 1);
 #if TERSOR_BULK_COPY
@@ -122,7 +123,8 @@ __device__ __forceinline__ void multiply_tile(float (&acc)[NT][4], const uint8_t
       if (pair % kGroupPairs != kGroupPairs - 1) continue;
       const int group = pair / kGroupPairs;
       const float2 sum = *reinterpret_cast<const float2*>(sums + (group * NT + n) * 8 + 2 * t);
-      const float low_bias = fmaf(-kOffset, low.scale(group), low.bias(group)), high_bias = fmaf(-kOffset, high.scale(group), high.bias(group));
+      const float low_bias = fmaf(-kOffset, low.scale(group), low.bias(group)),
+                  high_bias = fmaf(-kOffset, high.scale(group), high.bias(group));
       acc[n][0] = fmaf(low.scale(group), c[n][0], fmaf(low_bias, sum.x, acc[n][0]));
       acc[n][1] = fmaf(low.scale(group), c[n][1], fmaf(low_bias, sum.y, acc[n][1]));
       acc[n][2] = fmaf(high.scale(group), c[n][2], fmaf(high_bias, sum.x, acc[n][2]));
@@ -140,8 +142,8 @@ __global__ void __launch_bounds__(kRowsThreads, 1) linear_rows_kernel(const __gr
   const int side = warp & (row_warps - 1), depth = warp >> p.row_warps_log2;
   const int strip0 = blockIdx.x * p.strips_per_block, strip1 = min(p.strips, strip0 + p.strips_per_block);
   const int tile0 = blockIdx.y * p.tiles_per_split, tile1 = min(p.tiles, tile0 + p.tiles_per_split);
-  TileRing<kTile> ring(p.weights, shared + warp * p.stages * kTile, barriers[warp], p.stages,
-                       {strip0 + side, strip1, row_warps, tile0 + depth, tile0 + depth, tile1, k_warps, p.tiles});
+  PackedRing<kTile> ring(p.weights, shared + warp * p.stages * kTile, barriers[warp], p.stages,
+                         {strip0 + side, strip1, row_warps, tile0 + depth, tile0 + depth, tile1, k_warps, p.tiles});
   // The code of a kernel's start comes slowly, from far away: weights are sent for before all else, but no more than leaves x its turn.
   ring.start();
   const int k0 = tile0 * kTileK, k1 = tile1 * kTileK;

@@ -243,7 +243,8 @@ __device__ __forceinline__ void stage_strip(const LinearTilesParams& p, const fl
                                             int out_row) {
   // Of the four 8x8 matrices that one instruction stores, lane 8i + r gives the place of row r of matrix i.
   const int lane = threadIdx.x & 31, matrix = lane >> 3, r = lane & 7;
-  const uint32_t place = shared_address(to) + (p.paired ? (matrix * 8 + r) * out_row : ((matrix >> 1) * 8 + r) * out_row + (matrix & 1) * 16);
+  const uint32_t place =
+      shared_address(to) + (p.paired ? (matrix * 8 + r) * out_row : ((matrix >> 1) * 8 + r) * out_row + (matrix & 1) * 16);
   uint32_t v[4];
 #pragma unroll
   for (int j = 0; j < COUNT / 8; ++j) {
@@ -259,9 +260,10 @@ __device__ __forceinline__ void stage_strip(const LinearTilesParams& p, const fl
     }
     const bool store = p.paired ? (j & 3) == 3 : (j & 1) == 1;
     if (store)
-      asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0],{%1,%2,%3,%4};" ::"r"(place + (p.paired ? j - 3 : j - 1) * 8 * out_row),
-                   "r"(v[0]), "r"(v[1]), "r"(v[2]), "r"(v[3])
-                   : "memory");
+      asm volatile(
+          "stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0],{%1,%2,%3,%4};" ::"r"(place + (p.paired ? j - 3 : j - 1) * 8 * out_row),
+          "r"(v[0]), "r"(v[1]), "r"(v[2]), "r"(v[3])
+          : "memory");
   }
 }
 
@@ -380,7 +382,9 @@ TilesFunction tiles_function() {
 }
 template <int BITS, int GROUP, class T>
 TilesFunction tiles_function(int blocks, int columns) {
-  if (blocks == 2) return columns == 128 ? tiles_function<BITS, GROUP, T, 2, 128>() : TilesFunction{};
+  if (blocks == 2 && columns == 128) return tiles_function<BITS, GROUP, T, 2, 128>();
+  if (blocks == 2 && columns == 64) return tiles_function<BITS, GROUP, T, 2, 64>();
+  if (blocks == 2 && columns == 32) return tiles_function<BITS, GROUP, T, 2, 32>();
   if (columns == 128) return tiles_function<BITS, GROUP, T, 1, 128>();
   if (columns == 64) return tiles_function<BITS, GROUP, T, 1, 64>();
   if (columns == 32) return tiles_function<BITS, GROUP, T, 1, 32>();

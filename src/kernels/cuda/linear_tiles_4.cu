@@ -3,6 +3,8 @@
 
 namespace tersor::kernels::cuda {
 
-TilesFunction linear_tiles_function_4(int group, Dtype type, int blocks, int columns) { return tiles_function<4>(group, type, blocks, columns); }
+TilesFunction linear_tiles_function_4(int group, Dtype type, int blocks, int columns) {
+  return tiles_function<4>(group, type, blocks, columns);
+}
 
 }  // namespace tersor::kernels::cuda

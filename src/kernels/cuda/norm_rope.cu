@@ -103,10 +103,23 @@ __global__ void __launch_bounds__(256) rope_kernel(const __grid_constant__ RopeP
       const float v = to_float(x[i]);
       return tensor.norm ? v * scale * load_float(p.norm_type, tensor.norm, i) : v;
     };
-    for (int i = lane; i < p.pairs; i += 32) {
-      const float a = value(i), b = value(i + p.pairs);
-      const float2 turn = turns[i];
-      out[i] = from_float<T>(a * turn.x - b * turn.y), out[i + p.pairs] = from_float<T>(b * turn.x + a * turn.y);
+    if (p.doubles && !tensor.norm) {  // two dimensions a lane
+      for (int i = 2 * lane; i < p.pairs; i += 64) {
+        const Pair<T> a = *reinterpret_cast<const Pair<T>*>(x + i), b = *reinterpret_cast<const Pair<T>*>(x + i + p.pairs);
+        const float2 first = turns[i], second = turns[i + 1];
+        Pair<T> c, d;
+        c.x = from_float<T>(to_float(a.x) * first.x - to_float(b.x) * first.y),
+        d.x = from_float<T>(to_float(b.x) * first.x + to_float(a.x) * first.y);
+        c.y = from_float<T>(to_float(a.y) * second.x - to_float(b.y) * second.y);
+        d.y = from_float<T>(to_float(b.y) * second.x + to_float(a.y) * second.y);
+        *reinterpret_cast<Pair<T>*>(out + i) = c, *reinterpret_cast<Pair<T>*>(out + i + p.pairs) = d;
+      }
+    } else {
+      for (int i = lane; i < p.pairs; i += 32) {
+        const float a = value(i), b = value(i + p.pairs);
+        const float2 turn = turns[i];
+        out[i] = from_float<T>(a * turn.x - b * turn.y), out[i + p.pairs] = from_float<T>(b * turn.x + a * turn.y);
+      }
     }
     for (int i = 2 * p.pairs + lane; i < p.head_dim; i += 32) out[i] = from_float<T>(value(i));
   }
@@ -122,12 +135,18 @@ Launch rms_norm(const RmsNormParams& p) {
   return {function, {static_cast<unsigned>(p.rows), 1, 1}, {static_cast<unsigned>(threads), 1, 1}, 0};
 }
 
-Launch rope(const RopeParams& p) {
+Launch rope(RopeParams* params) {
+  RopeParams& p = *params;
   const int heads = p.tensors[0].heads + p.tensors[1].heads;
   if (p.type == Dtype::f32 || p.head_dim % 2 != 0 || p.head_dim > 512 || 2 * p.pairs > p.head_dim || p.tokens < 1 || heads < 1) return {};
   const void* function = p.type == Dtype::f16 ? reinterpret_cast<const void*>(&rope_kernel<__half>)
                                               : reinterpret_cast<const void*>(&rope_kernel<__nv_bfloat16>);
-  const unsigned blocks = p.tokens < 64 ? static_cast<unsigned>(ceil_div(heads, 8)) : 1;  // a block's warps take several heads of many tokens
+  uintptr_t places = static_cast<uintptr_t>(p.pairs) * 2;
+  for (const RopeTensor& t : p.tensors)
+    places |= reinterpret_cast<uintptr_t>(t.x) | reinterpret_cast<uintptr_t>(t.out) | static_cast<uintptr_t>(t.x_stride | t.out_stride) * 2;
+  p.doubles = places % 4 == 0;
+  const unsigned blocks =
+      p.tokens < 64 ? static_cast<unsigned>(ceil_div(heads, 8)) : 1;  // a block's warps take several heads of many tokens
   return {function, {static_cast<unsigned>(p.tokens), blocks, 1}, {256, 1, 1}, static_cast<unsigned>(p.pairs) * 8u};
 }
 

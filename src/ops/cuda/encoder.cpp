@@ -1,0 +1,105 @@
+#include "ops/cuda/encoder.h"
+
+#include <cuda_runtime.h>
+#include <mlx/allocator.h>
+
+#include <algorithm>
+#include <map>
+#include <mutex>
+#include <stdexcept>
+#include <utility>
+
+namespace tersor::ops::cuda {
+namespace {
+
+void check(cudaError_t error, const char* what) {
+  if (error != cudaSuccess) throw std::runtime_error(std::string("[cuda] ") + what + ": " + cudaGetErrorString(error));
+}
+
+// MLX's library has a CUDA runtime of its own, which knows none of our functions: it takes the driver's handle instead.
+CUfunction handle_of(const kernels::cuda::Launch& launch, int device) {
+  static std::mutex mutex;
+  static std::map<std::pair<const void*, int>, CUfunction> handles;
+  const std::lock_guard lock(mutex);
+  const auto key = std::pair(launch.function, device);
+  if (const auto found = handles.find(key); found != handles.end()) return found->second;
+  cudaFunction_t function;
+  check(cudaGetFuncBySymbol(&function, launch.function), "the device has no code for a kernel");
+  constexpr int kDefaultShared = 48 * 1024;
+  if (launch.shared_bytes > kDefaultShared)
+    check(cudaFuncSetAttribute(launch.function, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(launch.shared_bytes)),
+          "a kernel's shared memory");
+  return handles.emplace(key, static_cast<CUfunction>(function)).first->second;
+}
+
+// Device memory outside MLX's pool, freed with the array.
+mx::array device_memory(size_t bytes, int device) {
+  void* data = nullptr;
+  check(cudaMalloc(&data, bytes), "scratch memory");
+  check(cudaMemset(data, 0, bytes), "scratch memory");
+  check(cudaDeviceSynchronize(), "scratch memory");
+  auto* buffer = new mx::cu::CudaBuffer{data, bytes, device};
+  mx::array array(mx::Shape{static_cast<int>(bytes / 4)}, mx::uint32, nullptr, {});
+  array.set_data(mx::allocator::Data(mx::allocator::Buffer(buffer), [](mx::allocator::Buffer b) {
+    auto* own = static_cast<mx::cu::CudaBuffer*>(b.ptr());
+    cudaFree(own->data);
+    delete own;
+  }));
+  return array;
+}
+
+}  // namespace
+
+void add_kernel(Encoder& encoder, const kernels::cuda::Launch& launch, const void* params, const std::vector<mx::array>& inputs,
+                const std::vector<mx::array>& outputs) {
+  for (const mx::array& input : inputs) encoder.set_input_array(input);
+  for (const mx::array& output : outputs) encoder.set_output_array(output);
+  void* arguments[] = {const_cast<void*>(params)};
+  encoder.add_kernel_node_raw(handle_of(launch, encoder.device().cuda_device()), launch.grid, launch.block, dim3(), launch.shared_bytes,
+                              arguments);
+}
+
+int processors(const Encoder& encoder) {
+  static std::mutex mutex;
+  static std::map<int, int> counts;
+  const int device = const_cast<Encoder&>(encoder).device().cuda_device();
+  const std::lock_guard lock(mutex);
+  const auto [at, fresh] = counts.emplace(device, 0);
+  if (fresh) check(cudaDeviceGetAttribute(&at->second, cudaDevAttrMultiProcessorCount, device), "the number of processors");
+  return at->second;
+}
+
+Scratch scratch(Encoder& encoder, mx::Stream stream, size_t partial_floats, size_t ticket_count) {
+  struct Own {
+    mx::array memory;
+    size_t tickets;  // at its start; partial results follow
+  };
+  static std::mutex mutex;
+  static auto& all = *new std::map<int, Own>;  // outlives MLX, whose device is gone when statics are destroyed
+  const std::lock_guard lock(mutex);
+  constexpr size_t kLeastTickets = 4096, kLeastBytes = 1 << 20;
+  const auto bytes_for = [&](size_t tickets) { return tickets * sizeof(unsigned) + partial_floats * sizeof(float); };
+  auto found = all.find(stream.index);
+  if (found == all.end() || found->second.tickets < ticket_count || found->second.memory.nbytes() < bytes_for(found->second.tickets)) {
+    const size_t tickets = std::max(kLeastTickets, (ticket_count + 63) / 64 * 64);
+    size_t bytes = kLeastBytes;
+    while (bytes < bytes_for(tickets)) bytes *= 2;
+    if (found != all.end()) encoder.add_temporary(found->second.memory);  // lives until the graph that uses it has run
+    found = all.insert_or_assign(stream.index, Own{device_memory(bytes, encoder.device().cuda_device()), tickets}).first;
+  }
+  Own& own = found->second;
+  encoder.set_input_array(own.memory);
+  encoder.set_output_array(own.memory);
+  auto* const start = mx::gpu_ptr<unsigned>(own.memory);
+  return {reinterpret_cast<float*>(start + own.tickets), start};
+}
+
+void take_or_allocate(mx::array& output, const mx::array& input) {
+  const bool alike = input.dtype() == output.dtype() && input.shape() == output.shape() && input.flags().row_contiguous;
+  if (alike && input.is_donatable())
+    output.copy_shared_buffer(input);
+  else
+    output.set_data(mx::allocator::malloc(output.nbytes()));
+}
+
+}  // namespace tersor::ops::cuda
