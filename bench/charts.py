@@ -40,9 +40,11 @@ def lines(axes, data, xlabel, ylabel, log=False):
 def draw_decode(record, figure):
     left, right = figure.subplots(1, 2)
     rows = record["results"]
-    lines(left, series(rows, lambda r: r["kv"], lambda r: r["depth"], lambda r: r["decode_tok_s"]), "tokens in the cache", "decode, tokens/s")
+    decode = series(rows, lambda r: r["kv"], lambda r: r["depth"], lambda r: r["decode_tok_s"])
+    lines(left, decode, "tokens in the cache", "decode, tokens/s")
     prompts = [r for r in rows if r["depth"] > 0]
-    lines(right, series(prompts, lambda r: r["kv"], lambda r: r["depth"], lambda r: r["prefill_tok_s"]), "prompt tokens", "prefill, tokens/s")
+    prefill = series(prompts, lambda r: r["kv"], lambda r: r["depth"], lambda r: r["prefill_tok_s"])
+    lines(right, prefill, "prompt tokens", "prefill, tokens/s")
 
 
 def draw_linear(record, figure):

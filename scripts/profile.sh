@@ -9,7 +9,8 @@ mkdir -p build/profile
 if [ "${PROFILE:-perf}" = perf ] && perf stat -e instructions true >/dev/null 2>&1; then
   [ $# -gt 0 ] || set -- bench decode --model "$model" --depth 512 --kv turboquant:4 --steps 128 --repeat 5
   perf record -q -F 2000 -o build/profile/perf.data build/bin/tersor "$@"
-  perf report -i build/profile/perf.data --no-children --sort=symbol --stdio 2>/dev/null | awk '/%/ && n++ < 40 {sub(/ +-( +-)? *$/, ""); print}'
+  perf report -i build/profile/perf.data --no-children --sort=symbol --stdio 2>/dev/null |
+    awk '/%/ && n++ < 40 {sub(/ +-( +-)? *$/, ""); print}'
   say "Written: build/profile/perf.data (perf report -i build/profile/perf.data shows more)"
 elif command -v valgrind >/dev/null; then
   [ $# -gt 0 ] || set -- bench decode --model "$model" --depth 64 --kv turboquant:4 --steps 4 --repeat 1
