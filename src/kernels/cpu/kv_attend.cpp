@@ -46,7 +46,7 @@ constexpr size_t kIntegerRows = 16;
 #endif
 
 inline bool takes_integers(const KvAttend& p, const codec::Layout& layout, size_t rows) {
-  return !p.exact && rows <= kIntegerRows && has_integer_dots(layout);
+  return !p.exact && rows <= kIntegerRows && layout.family != codec::Family::full;
 }
 
 template <bool kInverse>
@@ -102,7 +102,10 @@ struct TileView {
 };
 
 inline void Scores(const KvAttend& p, const codec::Layout& layout, const TileView& tile, const KvScratch& s, const KvScratchSizes& n) {
-  if (takes_integers(p, layout, tile.rows)) return ScoreCodes(layout, tile.keys, tile.tokens, s.integers, tile.rows, s.scalars, s.scores);
+  if (takes_integers(p, layout, tile.rows)) {
+    const auto score = layout.family == codec::Family::affine ? ScoreAffine : ScoreLevels;
+    return score(layout, tile.keys, tile.tokens, s.integers, tile.rows, s.scalars, s.scores);
+  }
   if (layout.family == codec::Family::full && tile.rows <= kDirectRows)
     return ScoreFull(layout, tile.keys, tile.tokens, s.queries, n.key_dim, tile.rows, s.scores);
   const TileFacts facts = DecodeTile(layout, tile.keys, tile.tokens, s.scalars, s.keys);
@@ -113,8 +116,10 @@ inline void Scores(const KvAttend& p, const codec::Layout& layout, const TileVie
 
 // Weights times values, added to the outputs. The weights may be changed.
 inline void Outputs(const KvAttend& p, const codec::Layout& layout, const TileView& tile, const KvScratch& s, const KvScratchSizes& n) {
-  if (takes_integers(p, layout, tile.rows))
-    return WeighCodes(layout, tile.values, tile.tokens, s.scores, tile.rows, s.scalars, s.outputs, n.value_dim);
+  if (takes_integers(p, layout, tile.rows)) {
+    const auto weigh = layout.family == codec::Family::affine ? WeighAffine : WeighLevels;
+    return weigh(layout, tile.values, tile.tokens, s.scores, tile.rows, s.scalars, s.outputs, n.value_dim);
+  }
   if (layout.family == codec::Family::full && tile.rows <= kDirectRows)
     return WeighFull(layout, tile.values, tile.tokens, s.scores, tile.rows, s.outputs, n.value_dim);
   const TileFacts facts = DecodeTile(layout, tile.values, tile.tokens, s.scalars, s.values);
@@ -182,8 +187,11 @@ inline void Finish(const KvAttend& p, const KvItem& item, const KvScratch& s, co
 inline void Begin(const KvAttend& p, const KvItem& item, const KvScratch& s, const KvScratchSizes& n) {
   const size_t rows = item.row_count * (p.heads / p.kv_heads);
   LoadQueries(p, item, s, n.key_dim);
-  const auto integers = [&](const KvSegment& segment) { return takes_integers(p, *segment.keys, rows); };
-  if (std::any_of(p.segments, p.segments + p.segment_count, integers)) QuantiseRows(s.queries, n.key_dim, rows, n.key_dim, s.integers);
+  for (const CodeNumbers numbers : {CodeNumbers::bytes, CodeNumbers::pairs}) {
+    const auto takes = [&](const KvSegment& x) { return takes_integers(p, *x.keys, rows) && numbers_of(*x.keys) == numbers; };
+    if (std::any_of(p.segments, p.segments + p.segment_count, takes))
+      QuantiseRows(s.queries, n.key_dim, rows, n.key_dim, numbers, s.integers);
+  }
   std::fill(s.outputs, s.outputs + rows * n.value_dim, 0.0f);
   std::fill(s.lane_sums, s.lane_sums + rows * codec::kLanes, 0.0f);
   std::fill(s.maxima, s.maxima + rows, kMinusInfinity);

@@ -60,8 +60,8 @@ struct KvScratchSizes {
     float* at[kParts];
     for (size_t i = 0; i < kParts; ++i) at[i] = std::exchange(memory, memory + part(i));
     s.queries = at[0], s.keys = at[1], s.values = at[2], s.scores = at[3], s.scalars = at[4], s.batch = at[5], s.lane_sums = at[6];
-    s.integers = {reinterpret_cast<int32_t*>(at[7]), reinterpret_cast<int32_t*>(at[8]), at[9]};
-    set_results(at[10], s);
+    s.integers = {{reinterpret_cast<int32_t*>(at[7]), reinterpret_cast<int32_t*>(at[8])}, reinterpret_cast<int32_t*>(at[9]), at[10]};
+    set_results(at[11], s);
     return s;
   }
   void set_results(float* memory, KvScratch& s) const {
@@ -76,7 +76,7 @@ struct KvScratchSizes {
   }
 
  private:
-  static constexpr size_t kParts = 11;
+  static constexpr size_t kParts = 12;
   size_t part(size_t i) const {
     const size_t floats[kParts] = {rows * key_dim,
                                    codec::kTileTokens * key_dim,
@@ -85,6 +85,7 @@ struct KvScratchSizes {
                                    codec::kTileTokens * scalar_rows,
                                    std::max(key_dim, value_dim) * codec::kLanes,
                                    rows * codec::kLanes,
+                                   rows * key_dim / 2,
                                    rows * key_dim / 2,
                                    rows * key_dim / codec::kLanes,
                                    rows,
