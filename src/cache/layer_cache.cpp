@@ -1,3 +1,4 @@
+#include <mlx/device.h>
 #include <mlx/ops.h>
 #include <mlx/transforms.h>
 
@@ -90,7 +91,7 @@ LayerCache::LayerCache(LayerCache&&) noexcept = default;
 LayerCache& LayerCache::operator=(LayerCache&&) noexcept = default;
 
 LayerCache::LayerCache(const codec::Spec& keys, const codec::Spec& values, int window, int sinks, LayerShape shape, Dtype full_dtype,
-                       ops::Policy policy)
+                       ops::Policy policy, ops::Precision precision)
     : state_(std::make_unique<State>()) {
   State& s = *state_;
   s.keys = keys, s.values = values, s.shape = shape, s.full_dtype = full_dtype;
@@ -104,7 +105,8 @@ LayerCache::LayerCache(const codec::Spec& keys, const codec::Spec& values, int w
   s.recent_format = make_format(full, full, shape, full_dtype, s.body_format.get(), kRecentBlockTokens);
   const std::string variant = keys == values ? keys.str() : keys.str() + "/" + values.str();
   s.append_choice = ops::choose("kv_append", variant, ops::mlx_dtype(full_dtype), shape.key_dim, policy);
-  s.attend_choice = ops::choose("kv_attend", variant, ops::mlx_dtype(full_dtype), shape.key_dim, policy);
+  const bool integers = precision == ops::Precision::int16 && !all_full && mx::default_device() == mx::Device::cpu;
+  s.attend_choice = ops::choose("kv_attend", variant + (integers ? ",int16" : ""), ops::mlx_dtype(full_dtype), shape.key_dim, policy);
 }
 
 void LayerCache::append(const mx::array& k, const mx::array& v) {

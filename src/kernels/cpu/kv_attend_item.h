@@ -34,6 +34,17 @@ inline KvRange visible(const KvAttend& p, const KvSegment& s, int64_t position) 
   return {lo - s.first, std::max(lo, hi) - s.first};
 }
 
+/// The tiles of a segment that any of the query rows [row_begin, row_end) may see. Tile i holds tokens from origin + 64 i on; the
+/// origin lies on a boundary of blocks, so that a short window is one tile wherever it begins.
+struct KvTiles {
+  int64_t origin, count;
+};
+inline KvTiles tiles_of(const KvAttend& p, const KvSegment& s, int64_t row_begin, int64_t row_end) {
+  const int64_t lo = visible(p, s, p.position + row_begin).lo, hi = visible(p, s, p.position + row_end - 1).hi;
+  const int64_t block = std::max(s.keys->block_tokens, s.values->block_tokens), origin = lo / block * block;
+  return {origin, lo < hi ? (hi - origin + codec::kTileTokens - 1) / codec::kTileTokens : 0};
+}
+
 /// One item's memory, carved from its worker's. Rows are query tokens x heads of the group. Split items leave their results
 /// (outputs, maxima, sums) in the shared memory instead.
 struct KvScratch {
