@@ -77,8 +77,12 @@ void full_writes(State& s, int64_t count, std::vector<ops::KvWrite>& writes) {
   if (s.window == 0) return;
   if (!s.recent) s.recent = ops::KvSlab::make(s.recent_format, room(count, recent_limit(s)), s.tokens);
   if (s.recent->count + count > s.recent->capacity) {
-    const int64_t first = recent_first(s, s.tokens);
-    s.recent = moved(*s.recent, first, room(s.tokens - first + count, recent_limit(s)));
+    const int64_t first = recent_first(s, s.tokens), capacity = room(s.tokens - first + count, recent_limit(s));
+    // Every few tokens of a decode: not worth the nodes of MLX that a copy is made of.
+    if (capacity <= s.recent->capacity && s.append_choice.fast && mx::default_device() == mx::Device::cpu)
+      ops::kv_slide(*s.recent, first - s.recent->first, s.ticket);
+    else
+      s.recent = moved(*s.recent, first, capacity);
   }
   writes.push_back({&*s.recent, 0, count, s.tokens - s.recent->first});
 }
