@@ -70,6 +70,7 @@ class KvAppend : public Node {
     throw std::runtime_error("[kv_append] the CPU kernel was asked to run on a GPU stream");
   }
   const char* name() const override { return "TersorKvAppend"; }
+  int memory_of(int output) const override { return 2 + output; }
 
  private:
   std::vector<Target> targets_;
