@@ -1,3 +1,7 @@
+#include <mlx/allocator.h>
+
+#include <algorithm>
+#include <optional>
 #include <unordered_set>
 
 #include "ops/node.h"
@@ -44,7 +48,35 @@ struct Tape {
   std::unordered_set<std::uintptr_t> seen_;
 };
 
-// Inputs: the tape's. Outputs: the results, sharing memory with the arrays of the tape.
+// Inputs: an array and a ticket. Output: the array once the ticket is there.
+class After : public Node {
+ public:
+  using Node::Node;
+  void eval_cpu(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs) override {
+    outputs[0].copy_shared_buffer(inputs[0]);
+  }
+  void eval_gpu(const std::vector<mx::array>&, std::vector<mx::array>&) override {
+    throw std::runtime_error("[fuse] a node of a CPU stream was asked to run on a GPU stream");
+  }
+  const char* name() const override { return "TersorAfter"; }
+  int memory_of(int) const override { return 0; }
+};
+
+// The computed array whose memory a result is going to share, if there is one.
+std::optional<mx::array> memory_of(mx::array a) {
+  while (a.has_primitive() && a.status() == mx::array::unscheduled) {
+    const auto* node = dynamic_cast<const Node*>(&a.primitive());
+    if (!node) return std::nullopt;
+    const auto outputs = a.outputs();
+    const auto at = std::find_if(outputs.begin(), outputs.end(), [&](const mx::array& x) { return x.id() == a.id(); });
+    const int input = node->memory_of(static_cast<int>(at - outputs.begin()));
+    if (input < 0) return std::nullopt;
+    a = mx::array(a.inputs()[static_cast<size_t>(input)]);
+  }
+  return a;
+}
+
+// Inputs: the tape's. Outputs: a ticket, and the results, sharing memory with the arrays of the tape.
 class Fused : public mx::Primitive {
  public:
   Fused(mx::Stream stream, std::vector<mx::array> nodes, std::vector<mx::array> results)
@@ -75,7 +107,8 @@ class Fused : public mx::Primitive {
       detail::collected = nullptr;
     }
     flush();
-    for (size_t i = 0; i < outputs.size(); ++i) outputs[i].copy_shared_buffer(results_[i]);
+    outputs[0].set_data(mx::allocator::malloc(outputs[0].nbytes()));
+    for (size_t i = 0; i < results_.size(); ++i) outputs[1 + i].copy_shared_buffer(results_[i]);
     encoder.add_temporaries(std::move(nodes_));
     results_.clear();
     nodes_.clear();
@@ -94,11 +127,25 @@ class Fused : public mx::Primitive {
 std::vector<mx::array> fuse(const std::vector<mx::array>& results) {
   Tape tape(results);
   if (tape.nodes.empty()) return results;
-  std::vector<mx::Shape> shapes;
-  std::vector<mx::Dtype> dtypes;
-  for (const auto& result : results) shapes.push_back(result.shape()), dtypes.push_back(result.dtype());
   const mx::Stream stream = tape.nodes.back().primitive().stream();
-  return mx::array::make_arrays(std::move(shapes), dtypes, std::make_shared<Fused>(stream, std::move(tape.nodes), results), tape.inputs);
+  std::vector<std::optional<mx::array>> shared;
+  std::vector<mx::array> own;
+  std::vector<mx::Shape> shapes{{1}};
+  std::vector<mx::Dtype> dtypes{mx::uint8};
+  for (const auto& result : results) {
+    shared.push_back(memory_of(result));
+    if (shared.back()) continue;
+    own.push_back(result);
+    shapes.push_back(result.shape()), dtypes.push_back(result.dtype());
+  }
+  const auto outputs = mx::array::make_arrays(std::move(shapes), dtypes,
+                                              std::make_shared<Fused>(stream, std::move(tape.nodes), std::move(own)), tape.inputs);
+  std::vector<mx::array> fused;
+  size_t next = 1;
+  for (size_t i = 0; i < results.size(); ++i)
+    fused.push_back(shared[i] ? mx::array(results[i].shape(), results[i].dtype(), std::make_shared<After>(stream), {*shared[i], outputs[0]})
+                              : outputs[next++]);
+  return fused;
 }
 
 }  // namespace tersor::ops

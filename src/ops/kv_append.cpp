@@ -62,6 +62,7 @@ class KvAppend : public Node {
     require_gpu_plugin("kv_append").kv_append(stream(), call_, inputs, outputs);
   }
   const char* name() const override { return "TersorKvAppend"; }
+  int memory_of(int output) const override { return 2 + output; }
 
  private:
   KvAppendCall call_;

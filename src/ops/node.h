@@ -16,6 +16,8 @@ namespace mx = mlx::core;
 class Node : public mx::Primitive {
  public:
   using mx::Primitive::Primitive;
+  /// The input whose memory an output shares, changed in place; -1 where the output has memory of its own.
+  virtual int memory_of(int) const { return -1; }
 };
 
 namespace detail {
@@ -35,6 +37,8 @@ void dispatch(mx::cpu::CommandEncoder& encoder, F&& work) {
 /// Makes one node of all that must be computed for `results` on one CPU stream: MLX's cost of scheduling a node is paid once. Returns
 /// arrays that stand for the results. Everything computed on the way is kept until the node has run, so it suits decode steps, not
 /// long chunks. `results` must not be evaluated by themselves afterwards.
+/// A result that was changed in place costs next to nothing: MLX's cost of a node grows with the square of its outputs, so it is not one
+/// of them but an array of the same memory that waits for the node.
 std::vector<mx::array> fuse(const std::vector<mx::array>& results);
 
 }  // namespace tersor::ops

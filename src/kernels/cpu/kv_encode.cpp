@@ -1,6 +1,7 @@
 #include "kernels/cpu/kv_encode.h"
 
 #include <algorithm>
+#include <cstring>
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "kernels/cpu/kv_encode.cpp"
@@ -40,6 +41,8 @@ using levels::I;
 
 constexpr size_t kBatch = kEncodeBatch;
 constexpr size_t kMaxDim = codec::kMaxDim;
+constexpr int kLanes = codec::kLanes;
+constexpr size_t kFew = 4;  // vectors of a batch whose places are called from memory in advance
 
 // Vectors to columns; unused columns are zero.
 inline void Gather(const KvEncode& p, const EncodeBatch& batch, float* x) {
@@ -62,33 +65,67 @@ inline void Sanitise(float* x, size_t dim) {
   }
 }
 
-// Writes the codes [dim][16] (bytes) of one plane.
-template <int kBits, bool kKeys>
-void PackPlane(const EncodeBatch& batch, const codec::Plane& plane, size_t dim, const uint8_t* codes) {
-  constexpr unsigned kMask = (1u << kBits) - 1;
-  for (size_t v = 0; v < batch.count; ++v) {
-    uint8_t* const bytes = batch.block[v] + plane.offset;
-    const int token = batch.token[v];
-    for (size_t i = 0; i < dim; ++i) {
-      const auto at = kKeys ? codec::key_place(kBits, token, static_cast<int>(i)) : codec::value_place(kBits, token, static_cast<int>(i));
-      const unsigned code = (codes[i * kBatch + v] >> plane.shift) & kMask;
-      uint8_t& byte = bytes[at.byte];
-      byte = static_cast<uint8_t>((byte & ~(kMask << at.shift)) | code << at.shift);
-    }
+// One plane's bits of a vector's codes, whose bytes have some room behind them. Keys: four dims of a token are one 32-bit word.
+template <int kBits>
+void PackKeys(const codec::Plane& plane, int token, size_t dims, const uint8_t* codes, uint8_t* block) {
+  uint32_t mask = ((1u << kBits) - 1) * 0x01010101u;
+  for (size_t i = 0; i < dims; i += 4) {
+    if (dims - i < 4) mask &= (1u << 8 * (dims - i)) - 1;
+    const auto at = codec::key_place(kBits, token, static_cast<int>(i));
+    uint32_t four, word;
+    std::memcpy(&four, codes + i, 4);
+    std::memcpy(&word, block + plane.offset + at.byte, 4);
+    word = (word & ~(mask << at.shift)) | ((four >> plane.shift) & mask) << at.shift;
+    std::memcpy(block + plane.offset + at.byte, &word, 4);
+  }
+}
+// Values: one byte in each lane of a row.
+template <int kBits>
+void PackValues(const codec::Plane& plane, int token, size_t dims, const uint8_t* codes, uint8_t* block) {
+  const I d;
+  const hn::Rebind<uint8_t, I> narrow;
+  const auto at = codec::value_place(kBits, token, 0);
+  const int byte = token % 4, shift = 8 * byte + at.shift;
+  const auto mask = hn::Set(d, (1 << kBits) - 1), place = hn::ShiftLeftSame(mask, shift);
+  for (size_t i = 0; i < dims; i += hn::Lanes(d)) {
+    const size_t row = codec::value_place(kBits, token, static_cast<int>(i)).byte - byte;
+    int32_t* const lanes = reinterpret_cast<int32_t*>(block + plane.offset + row);
+    const auto bits = hn::And(hn::ShiftRightSame(hn::PromoteTo(d, hn::LoadU(narrow, codes + i)), plane.shift), mask);
+    const auto changed = hn::Or(hn::AndNot(place, hn::LoadU(d, lanes)), hn::ShiftLeftSame(bits, shift));
+    hn::BlendedStore(changed, hn::FirstN(d, dims - i), d, lanes);
   }
 }
 
 template <bool kKeys>
 void Pack(const codec::Layout& layout, const EncodeBatch& batch, const uint8_t* codes) {
-  for (int i = 0; i < layout.plane_count; ++i) {
-    const codec::Plane& plane = layout.planes[i];
-    switch (plane.bits) {
-      case 8: PackPlane<8, kKeys>(batch, plane, layout.dim, codes); break;
-      case 4: PackPlane<4, kKeys>(batch, plane, layout.dim, codes); break;
-      case 2: PackPlane<2, kKeys>(batch, plane, layout.dim, codes); break;
-      default: PackPlane<1, kKeys>(batch, plane, layout.dim, codes); break;
+  HWY_ALIGN uint8_t row[kMaxDim];
+  const size_t dims = layout.dim;
+  std::fill(row + dims, row + layout.padded_dim, uint8_t{0});
+  for (size_t v = 0; v < batch.count; ++v) {
+    for (size_t i = 0; i < dims; ++i) row[i] = codes[i * kBatch + v];
+    for (int i = 0; i < layout.plane_count; ++i) {
+      const codec::Plane& plane = layout.planes[i];
+      switch (plane.bits) {
+        case 8: (kKeys ? PackKeys<8> : PackValues<8>)(plane, batch.token[v], dims, row, batch.block[v]); break;
+        case 4: (kKeys ? PackKeys<4> : PackValues<4>)(plane, batch.token[v], dims, row, batch.block[v]); break;
+        case 2: (kKeys ? PackKeys<2> : PackValues<2>)(plane, batch.token[v], dims, row, batch.block[v]); break;
+        default: (kKeys ? PackKeys<1> : PackValues<1>)(plane, batch.token[v], dims, row, batch.block[v]); break;
+      }
     }
   }
+}
+
+// Calls the lines that the codes of a few vectors will change from memory, while these are still being computed.
+inline void Prefetch(const codec::Layout& layout, const EncodeBatch& batch) {
+  for (size_t v = 0; v < batch.count; ++v)
+    for (int i = 0; i < layout.plane_count; ++i) {
+      const codec::Plane& plane = layout.planes[i];
+      const bool keys = layout.role == codec::Role::keys;
+      for (int d = 0; d < layout.padded_dim; d += keys ? 4 : kLanes) {
+        const auto at = keys ? codec::key_place(plane.bits, batch.token[v], d) : codec::value_place(plane.bits, batch.token[v], d);
+        __builtin_prefetch(batch.block[v] + plane.offset + at.byte, 1);
+      }
+    }
 }
 
 inline void PutScalar(const codec::Layout& layout, const EncodeBatch& batch, size_t v, int row, uint16_t bits) {
@@ -199,6 +236,7 @@ inline void EncodeOne(const KvEncode& p, const EncodeBatch& batch) {
   const codec::Layout& layout = *p.layout;
   HWY_ALIGN float x[kMaxDim * kBatch];
   HWY_ALIGN uint8_t codes[kMaxDim * kBatch];
+  if (batch.count <= kFew) Prefetch(layout, batch);
   Gather(p, batch, x);
   if (p.sanitise) Sanitise(x, layout.dim);
   if (p.rotation) RotateBatch(x, *p.rotation);
