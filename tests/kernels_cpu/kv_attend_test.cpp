@@ -178,7 +178,9 @@ TEST(KvAttendKernel, OddQueriesStayInTheirRows) {
         const std::vector<float> clean = c.attend(false), out = spoiled.attend(false);
         EXPECT_TRUE(std::isnan(out[3 * dim]));
         for (size_t i = 0; i < out.size(); ++i) {
-          if (i / dim != 3) EXPECT_NEAR(out[i], clean[i], 1e-6);
+          if (i / dim != 3) {
+            EXPECT_NEAR(out[i], clean[i], 1e-6);
+          }
         }
       });
     }

@@ -49,11 +49,12 @@ HWY_INLINE VF Exp2(VF x) {
   const F d;
   const hn::RebindToSigned<F> di;
   const auto least = hn::Set(d, -126.0f);
-  const auto bounded = hn::Max(least, x);  // this order keeps NaN
+  const auto low = hn::Lt(x, least);
+  const auto bounded = hn::IfThenElse(low, least, x);  // keeps NaN, which Max loses on some targets
   const auto whole = hn::Floor(bounded);
   const auto y = Fraction(hn::Sub(bounded, whole));
   const auto power = hn::BitCast(d, hn::Add(hn::BitCast(di, y), hn::ShiftLeft<23>(hn::NearestInt(whole))));
-  return hn::IfThenZeroElse(hn::Lt(x, least), power);
+  return hn::IfThenZeroElse(low, power);
 #endif
 }
 
