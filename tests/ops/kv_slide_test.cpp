@@ -19,7 +19,8 @@ TEST(KvSlide, KeepsTheOtherTokens) {
     const auto format = make_format(o);
     const int64_t block = format->granularity(), tokens = 3 * block + 5;
     const mx::array k = arranged(normal_rows(random, o.batch, o.heads, static_cast<int>(tokens), o.key_dim), mx::float32, kArrangements[0]);
-    const mx::array v = arranged(normal_rows(random, o.batch, o.heads, static_cast<int>(tokens), o.value_dim), mx::float32, kArrangements[0]);
+    const mx::array v =
+        arranged(normal_rows(random, o.batch, o.heads, static_cast<int>(tokens), o.value_dim), mx::float32, kArrangements[0]);
     KvSlab slab = KvSlab::make(format, tokens, 7);
     append(slab, k, v, 0, tokens, kFast);
     const Rows keys = decoded(slab, true), values = decoded(slab, false);
