@@ -57,8 +57,9 @@ struct LayerReport {
 /// Keys and values of one attention layer. Not thread-safe; append and attend must use one stream.
 class LayerCache {
  public:
+  /// Precision: of attention over compressed parts; policy forbid and full precision always compute exactly.
   LayerCache(const codec::Spec& keys, const codec::Spec& values, int window, int sinks, LayerShape shape, Dtype full_dtype,
-             ops::Policy policy);
+             ops::Policy policy, ops::Precision precision = ops::Precision::int16);
   ~LayerCache();
   LayerCache(LayerCache&&) noexcept;
   LayerCache& operator=(LayerCache&&) noexcept;
@@ -102,7 +103,8 @@ using Identity = std::map<std::string, std::string>;
 class KvCache {
  public:
   /// Throws Error when a codec does not fit the head size or a skipped layer does not exist.
-  KvCache(const KvSpec& spec, int layers, LayerShape shape, Dtype full_dtype, ops::Policy policy);
+  KvCache(const KvSpec& spec, int layers, LayerShape shape, Dtype full_dtype, ops::Policy policy,
+          ops::Precision precision = ops::Precision::int16);
 
   LayerCache& layer(int i) { return layers_.at(i); }
   const LayerCache& layer(int i) const { return layers_.at(i); }
@@ -130,7 +132,8 @@ class KvCache {
   void save(const std::filesystem::path& path, const Identity& model, const Identity& extra = {}) const;
   struct Loaded;
   /// Throws Error that names the first property that differs from this model, or what is wrong with the file.
-  static Loaded load(const std::filesystem::path& path, const Identity& model, ops::Policy policy);
+  static Loaded load(const std::filesystem::path& path, const Identity& model, ops::Policy policy,
+                     ops::Precision precision = ops::Precision::int16);
 
  private:
   KvCache() = default;

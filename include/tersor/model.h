@@ -75,12 +75,13 @@ Inspection inspect(const std::filesystem::path& path);
 /// The model ready to run. Activations are float32 on the CPU.
 class Transformer {
  public:
-  /// Policy forbid and dense weights always compute exactly.
+  /// Precision holds for linear layers and for attention over the caches it makes; policy forbid and dense weights always compute exactly.
   Transformer(ModelData data, ops::Policy policy, ops::Precision precision = ops::Precision::int16);
   ~Transformer();
   Transformer(Transformer&&) noexcept;
 
   const Config& config() const;
+  ops::Precision precision() const;
   const cache::Identity& identity() const;
   const text::Tokenizer& tokenizer() const;
   text::ChatFormat chat_format() const;

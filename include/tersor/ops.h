@@ -24,6 +24,13 @@ enum class Policy { automatic, require, forbid };
 Policy parse_policy(std::string_view text);  // auto | require | forbid
 std::string_view name_of(Policy policy);
 
+/// How linear layers with quantised weights multiply, and attention over compressed caches. exact: codes become floats. int16: sums of
+/// products are integer; activations, queries and attention weights become 16-bit integers, a rounding of at most 1/65278 of the largest
+/// magnitude among those that share a scale: a weight group's, a query's, those of 64 tokens.
+enum class Precision { int16, exact };
+Precision parse_precision(std::string_view text);  // int16 | exact
+std::string_view name_of(Precision precision);
+
 /// What will run for one op, and why. Goes into every report.
 struct Choice {
   std::string op;       // "linear", "attend", ...
@@ -31,6 +38,7 @@ struct Choice {
   std::string kernel;   // "cpu/linear (AVX3)" or "mlx (composed)"
   bool fast = false;
   std::string reason;
+  Precision precision = Precision::exact;  // of the kernel
 };
 /// The one answer to "what runs here?": looks (op, variant, dtype, head size) up in the table of the current default device.
 /// Throws Error under Policy::require when there is no fast kernel.
@@ -38,12 +46,6 @@ struct Choice {
 Choice choose(std::string_view op, std::string_view variant, mx::Dtype dtype, int head_dim, Policy policy, int value_dim = 0);
 /// Every row of the kernel table for this machine, for `tersor inspect`.
 std::vector<Choice> kernel_table();
-
-/// How linear layers with quantised weights multiply. exact: codes become floats. int16: sums of products are integer; activations
-/// become 16-bit integers with one scale per weight group, a rounding of at most 1/65278 of the group's largest magnitude.
-enum class Precision { int16, exact };
-Precision parse_precision(std::string_view text);  // int16 | exact
-std::string_view name_of(Precision precision);
 
 /// A weight matrix [out, in] of a linear layer: dense (f32, f16, bf16), or affine-quantised the way MLX packs it:
 /// `weight` uint32 [out, in * bits / 32] with codes LSB first, `scales` and `biases` [out, in / group].

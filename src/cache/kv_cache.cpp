@@ -22,13 +22,13 @@ std::vector<bool> skipped_layers(const KvSpec& spec, int layers) {
 
 }  // namespace
 
-KvCache::KvCache(const KvSpec& spec, int layers, LayerShape shape, Dtype full_dtype, ops::Policy policy)
+KvCache::KvCache(const KvSpec& spec, int layers, LayerShape shape, Dtype full_dtype, ops::Policy policy, ops::Precision precision)
     : spec_(spec), full_dtype_(full_dtype) {
   const std::vector<bool> skipped = skipped_layers(spec, layers);
   for (int i = 0; i < layers; ++i) {
     const codec::Spec full;
-    layers_.emplace_back(skipped[i] ? full : spec.keys, skipped[i] ? full : spec.values, spec.window, spec.sinks, shape, full_dtype,
-                         policy);
+    layers_.emplace_back(skipped[i] ? full : spec.keys, skipped[i] ? full : spec.values, spec.window, spec.sinks, shape, full_dtype, policy,
+                         precision);
   }
 }
 

@@ -174,7 +174,7 @@ void KvCache::save(const std::filesystem::path& path, const Identity& model, con
   safetensors::write(path, tensors, header);
 }
 
-KvCache::Loaded KvCache::load(const std::filesystem::path& path, const Identity& model, ops::Policy policy) {
+KvCache::Loaded KvCache::load(const std::filesystem::path& path, const Identity& model, ops::Policy policy, ops::Precision precision) {
   const safetensors::File file(path);
   const Header header(file);
   header.check_model(model);
@@ -193,7 +193,7 @@ KvCache::Loaded KvCache::load(const std::filesystem::path& path, const Identity&
     spec = KvSpec::parse(header.text("keys") + options, header.text("values") + options);
     full_dtype = parse_dtype(header.text("full_dtype"));
   } catch (const Error& error) { header.fail(std::string(error.what()) + "; the file is damaged or newer than this program"); }
-  Loaded loaded{KvCache(spec, tokens > 0 ? layers : std::min(layers, 4096), shape, full_dtype, policy), header.extra()};
+  Loaded loaded{KvCache(spec, tokens > 0 ? layers : std::min(layers, 4096), shape, full_dtype, policy, precision), header.extra()};
   for (int i = 0; i < loaded.cache.layers(); ++i) {
     check_arrangement(loaded.cache.layers_[i].state(), header, i);
     restore(loaded.cache.layers_[i].state(), file, header, "layers." + std::to_string(i) + ".", tokens);

@@ -81,8 +81,12 @@ void full_writes(State& s, int64_t count, std::vector<ops::KvWrite>& writes) {
   if (s.window == 0) return;
   if (!s.recent) s.recent = ops::KvSlab::make(s.recent_format, room(count, recent_limit(s)), s.tokens);
   if (s.recent->count + count > s.recent->capacity) {
-    const int64_t first = recent_first(s, s.tokens);
-    s.recent = moved(*s.recent, first, room(s.tokens - first + count, recent_limit(s)));
+    const int64_t first = recent_first(s, s.tokens), capacity = room(s.tokens - first + count, recent_limit(s));
+    // Every few tokens of a decode: not worth the nodes of MLX that a copy is made of.
+    if (capacity <= s.recent->capacity && s.append_choice.fast && mx::default_device() == mx::Device::cpu)
+      ops::kv_slide(*s.recent, first - s.recent->first, s.ticket);
+    else
+      s.recent = moved(*s.recent, first, capacity);
   }
   writes.push_back({&*s.recent, 0, count, s.tokens - s.recent->first});
 }
@@ -95,7 +99,7 @@ LayerCache::LayerCache(LayerCache&&) noexcept = default;
 LayerCache& LayerCache::operator=(LayerCache&&) noexcept = default;
 
 LayerCache::LayerCache(const codec::Spec& keys, const codec::Spec& values, int window, int sinks, LayerShape shape, Dtype full_dtype,
-                       ops::Policy policy)
+                       ops::Policy policy, ops::Precision precision)
     : state_(std::make_unique<State>()) {
   State& s = *state_;
   s.keys = keys, s.values = values, s.shape = shape, s.full_dtype = full_dtype;
@@ -104,7 +108,9 @@ LayerCache::LayerCache(const codec::Spec& keys, const codec::Spec& values, int w
   s.sinks = all_full ? 0 : sinks;
   const std::string variant = keys == values ? keys.str() : keys.str() + "/" + values.str();
   s.append_choice = ops::choose("kv_append", variant, ops::mlx_dtype(full_dtype), shape.key_dim, policy, shape.value_dim);
-  s.attend_choice = ops::choose("kv_attend", variant, ops::mlx_dtype(full_dtype), shape.key_dim, policy, shape.value_dim);
+  const bool integers = precision == ops::Precision::int16 && !all_full && mx::default_device() == mx::Device::cpu;
+  s.attend_choice = ops::choose("kv_attend", variant + (integers ? ",int16" : ""), ops::mlx_dtype(full_dtype), shape.key_dim, policy,
+                                shape.value_dim);
   const bool fragments = mx::default_device() == mx::Device::gpu && s.append_choice.fast && s.attend_choice.fast;
   const auto arrangement = fragments ? codec::Arrangement::fragments : codec::Arrangement::lanes;
   s.body_format = make_format(keys, values, shape, full_dtype, arrangement);

@@ -65,8 +65,8 @@ void ModelOptions::add(CLI::App& app, bool with_dtype) {
       ->type_name("auto|require|forbid")
       ->capture_default_str();
   app.add_option("--precision", precision,
-                 "Linear layers with quantised weights on the CPU. int16: integer sums, activations rounded to 16-bit integers per "
-                 "weight group; exact: float throughout")
+                 "Quantised weights and compressed caches on the CPU. int16: integer sums, activations, queries and attention weights "
+                 "rounded to 16-bit integers; exact: float throughout")
       ->type_name("int16|exact")
       ->capture_default_str();
   if (!with_dtype) return;

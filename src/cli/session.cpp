@@ -68,7 +68,7 @@ void save_session(const Session& session, const std::string& path, const model::
 
 Session load_session(const std::string& path, const model::Transformer& model, ops::Policy policy, const cache::KvSpec* required,
                      std::optional<Dtype> dtype) {
-  cache::KvCache::Loaded loaded = cache::KvCache::load(path, model.identity(), policy);
+  cache::KvCache::Loaded loaded = cache::KvCache::load(path, model.identity(), policy, model.precision());
   Session session{std::move(loaded.cache), {}};
   if (required && kv_name(*required) != kv_name(session.cache.spec()))
     throw Error(path + ": holds a cache of " + kv_name(session.cache.spec()) + ", not " + kv_name(*required) +

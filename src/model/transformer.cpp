@@ -35,6 +35,7 @@ mx::array last_row(const mx::array& x) { return x.shape(1) == 1 ? x : mx::slice(
 struct Transformer::Impl {
   Config config;
   ops::Policy policy;
+  ops::Precision precision;
   cache::Identity identity;
   text::Tokenizer tokenizer;
   Weights weights;
@@ -44,7 +45,7 @@ struct Transformer::Impl {
   bool fusable = false;       // all runs on the CPU by kernels of ours
   ops::Choice linear_choice;  // holds for all weights: not fast unless every one is
 
-  Impl(ModelData data, ops::Policy p, ops::Precision precision);
+  Impl(ModelData data, ops::Policy p, ops::Precision precision_class);
   cache::LayerShape cache_shape() const { return {1, config.kv_heads, config.head_dim, config.head_dim}; }
 
   void choose_kernels();
@@ -53,8 +54,13 @@ struct Transformer::Impl {
   mx::array block(int index, mx::array x, cache::LayerCache& cache, int64_t position, bool last_only) const;
 };
 
-Transformer::Impl::Impl(ModelData data, ops::Policy p, ops::Precision precision)
-    : config(checked(data.config)), policy(p), identity(data.identity), tokenizer(take_tokenizer(data)), weights(take_weights(data)) {
+Transformer::Impl::Impl(ModelData data, ops::Policy p, ops::Precision precision_class)
+    : config(checked(data.config)),
+      policy(p),
+      precision(precision_class),
+      identity(data.identity),
+      tokenizer(take_tokenizer(data)),
+      weights(take_weights(data)) {
   if (mx::default_device() == mx::Device::gpu)
     move_to_gpu(weights);
   else if (ops::LinearPacker::applies(policy, precision))
@@ -127,6 +133,7 @@ Transformer::~Transformer() = default;
 Transformer::Transformer(Transformer&&) noexcept = default;
 
 const Config& Transformer::config() const { return impl_->config; }
+ops::Precision Transformer::precision() const { return impl_->precision; }
 const cache::Identity& Transformer::identity() const { return impl_->identity; }
 const text::Tokenizer& Transformer::tokenizer() const { return impl_->tokenizer; }
 text::ChatFormat Transformer::chat_format() const { return text::recognise_chat(impl_->tokenizer.data().chat_template); }
@@ -134,7 +141,7 @@ uint64_t Transformer::weight_bytes() const { return impl_->weights.bytes(); }
 std::vector<ops::Choice> Transformer::choices() const { return impl_->chosen; }
 
 cache::KvCache Transformer::make_cache(const cache::KvSpec& spec, Dtype full_dtype) const {
-  return cache::KvCache(spec, impl_->config.layers, impl_->cache_shape(), full_dtype, impl_->policy);
+  return cache::KvCache(spec, impl_->config.layers, impl_->cache_shape(), full_dtype, impl_->policy, impl_->precision);
 }
 
 mx::array Transformer::forward(std::span<const int32_t> tokens, cache::KvCache& cache, bool last_only) const {

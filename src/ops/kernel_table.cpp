@@ -23,21 +23,24 @@ struct Row {
   bool (*head_size)(int);     // of ops that have heads
   std::string_view head_sizes;
   std::string_view kernel;
+  Precision precision = Precision::exact;
 };
 
 constexpr std::string_view kWeights = "f32|f16|bf16|affine:[234568],group=32|affine:[234568],group=64|affine:[234568],group=128";
 constexpr std::string_view kPackedWeights = "affine:[234568],group=32,int16|affine:[234568],group=64,int16|affine:[234568],group=128,int16";
 constexpr std::string_view kCaches = "full*|affine:*|turboquant*";
+constexpr std::string_view kCachesInIntegers = "full*,int16|affine:*,int16|turboquant*,int16";
 
 // Every CPU kernel takes f32, f16 and bf16.
 constexpr Row kCpu[] = {
     {"linear", kWeights, any_head, "", "cpu/linear"},
-    {"linear", kPackedWeights, any_head, "", "cpu/linear_int16"},
+    {"linear", kPackedWeights, any_head, "", "cpu/linear_int16", Precision::int16},
     {"embed", kWeights, any_head, "", "cpu/embed"},
     {"embed", kPackedWeights, any_head, "", "cpu/embed"},
     {"rms_norm", "", any_head, "", "cpu/rms_norm"},
     {"rope", "|qk_norm", any_head, "any head size", "cpu/rope"},
     {"kv_append", kCaches, any_head, "any head size", "cpu/kv_append"},
+    {"kv_attend", kCachesInIntegers, any_head, "any head size", "cpu/kv_attend_int16", Precision::int16},
     {"kv_attend", kCaches, any_head, "any head size", "cpu/kv_attend"},
 };
 
@@ -81,6 +84,7 @@ void look_up(Choice& choice, std::string_view variant, mx::Dtype dtype, int head
     if (!floating || !matches(row.variants, std::string(variant)) || !row.head_size(head_dim)) continue;
     choice.kernel = with_target(row.kernel);
     choice.fast = true;
+    choice.precision = row.precision;
     choice.reason = "the CPU kernel for this machine";
     return;
   }

@@ -65,6 +65,9 @@ struct KvWrite {
 void kv_append(std::span<const KvWrite> writes, const mx::array& k, const mx::array& v, const std::optional<mx::array>& after,
                const Choice& choice, mx::StreamOrDevice s = {});
 
+/// Drops a slab's first tokens, whole blocks, in place: the others move to its start once `after` is there. CPU only.
+void kv_slide(KvSlab& slab, int64_t tokens, const std::optional<mx::array>& after, mx::StreamOrDevice s = {});
+
 /// A slab as attention sees it: a row at position p sees tokens t with max(lo_abs, p + lo_rel) <= t < max(hi_abs, p + hi_rel);
 /// unset bounds do not limit.
 struct KvRead {

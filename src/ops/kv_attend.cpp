@@ -93,6 +93,7 @@ class KvAttend : public Node {
     p.out_token_stride = shape.tokens_major ? shape.heads * call_.value_dim : call_.value_dim;
     p.key_rotation = format.key_rotation, p.value_rotation = format.value_rotation;
     p.scale = call_.scale, p.soft_cap = call_.soft_cap;
+    p.exact = call_.exact;
     p.causal = call_.causal, p.sliding_window = call_.sliding_window, p.position = call_.position;
     return p;
   }
@@ -144,6 +145,7 @@ KvAttended kv_attend(const mx::array& q, std::span<const KvRead> reads, const At
                     format.values.dim,
                     options.scale != 0 ? options.scale : 1 / std::sqrt(static_cast<float>(queries.dim)),
                     options.soft_cap,
+                    choice.precision == Precision::exact,
                     options.causal,
                     options.mask.has_value(),
                     options.sinks.has_value(),

@@ -33,7 +33,7 @@ struct KvAttendCall {
   RowShape queries;
   int value_dim;
   float scale, soft_cap;
-  bool causal, has_mask, has_sinks;
+  bool exact, causal, has_mask, has_sinks;
   int64_t sliding_window, position;
 };
 

@@ -21,12 +21,13 @@ struct Setting {
   std::string keys = "turboquant:4", values = "turboquant:4";
   int window = 0, sinks = 0;
   Policy policy = Policy::automatic;
+  ops::Precision precision = ops::Precision::exact;  // these tests ask which tokens are read, to the last digits
   LayerShape shape{1, 2, 64, 64};
   Dtype full_dtype = Dtype::f32;
   int query_heads = 6;
 
   LayerCache make() const {
-    return LayerCache(codec::Spec::parse(keys), codec::Spec::parse(values), window, sinks, shape, full_dtype, policy);
+    return LayerCache(codec::Spec::parse(keys), codec::Spec::parse(values), window, sinks, shape, full_dtype, policy, precision);
   }
   std::string str() const {
     return keys + " / " + values + " window " + std::to_string(window) + " sinks " + std::to_string(sinks) + " " +

@@ -151,6 +151,21 @@ TEST(KvCache, RunsTheKernelsItReports) {
   for (const ops::Choice& choice : composed.choices()) EXPECT_FALSE(choice.fast);
 }
 
+TEST(KvCache, AttendsInThePrecisionAskedFor) {
+  const Setting setting;
+  const auto attends = [&](const char* spec, ops::Precision precision) {
+    for (const ops::Choice& choice : KvCache(KvSpec::parse(spec), 1, setting.shape, Dtype::f16, Policy::automatic, precision).choices())
+      if (choice.op == "kv_attend") return choice;
+    return ops::Choice{};
+  };
+  const ops::Choice integers = attends("turboquant:6", ops::Precision::int16), exact = attends("turboquant:6", ops::Precision::exact);
+  EXPECT_EQ(integers.precision, ops::Precision::int16);
+  EXPECT_TRUE(integers.kernel.starts_with("cpu/kv_attend_int16 ")) << integers.kernel;
+  EXPECT_EQ(exact.precision, ops::Precision::exact);
+  EXPECT_TRUE(exact.kernel.starts_with("cpu/kv_attend ")) << exact.kernel;
+  EXPECT_EQ(attends("full", ops::Precision::int16).precision, ops::Precision::exact);
+}
+
 // Batches are independent: two conversations at once are what each is alone.
 TEST(KvCache, BatchesAreIndependent) {
   for (const Policy policy : kPolicies) {

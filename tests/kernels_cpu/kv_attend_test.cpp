@@ -124,7 +124,7 @@ double relative_error(const std::vector<float>& a, const std::vector<double>& b)
 // deviations) turn into 2.5 / 32639 / sqrt(12) = 2.2e-5 of a score or an output; scores of unit deviation pass their error on whole,
 // and outputs average it. 2e-4 leaves room for outputs that are small beside their terms.
 TEST(KvAttendKernel, PrecisionClasses) {
-  for (const char* codec : {"turboquant:1", "turboquant:2", "turboquant:3", "turboquant:4", "turboquant:5", "affine:2", "affine:3",
+  for (const char* codec : {"turboquant:1", "turboquant:2", "turboquant:3", "turboquant:4", "turboquant:5", "turboquant:6", "affine:2", "affine:3",
                             "affine:4", "affine:5", "affine:6", "affine:8", "affine:8,group=32", "full:fp16", "full:bf16", "full:fp32"})
     for (const int dim : {64, 80, 112, 256})
       for (const int group : {1, 3, 5})
@@ -144,7 +144,7 @@ TEST(KvAttendKernel, PrecisionClasses) {
 
 // Vectors of zeros have norm or scale 0; tokens with norms of very different size share a tile.
 TEST(KvAttendKernel, ZerosAndScalesFarApart) {
-  for (const char* codec : {"turboquant:4", "turboquant:2", "affine:4", "affine:8", "full:fp16"}) {
+  for (const char* codec : {"turboquant:6", "turboquant:5", "turboquant:4", "turboquant:2", "affine:4", "affine:8", "full:fp16"}) {
     SCOPED_TRACE(codec);
     const int dim = 64, tokens = 130;
     std::vector<float> k = normal(tokens * dim, 1), v = normal(tokens * dim, 2);
@@ -167,7 +167,7 @@ TEST(KvAttendKernel, ZerosAndScalesFarApart) {
 
 // A query that is not finite spoils its own row only.
 TEST(KvAttendKernel, OddQueriesStayInTheirRows) {
-  for (const char* codec : {"turboquant:4", "affine:4", "full:fp16"})
+  for (const char* codec : {"turboquant:4", "turboquant:6", "affine:4", "full:fp16"})
     for (const float odd : {kNan, kInfinity, -kInfinity}) {
       SCOPED_TRACE(codec);
       const int dim = 64, tokens = 100;
@@ -186,7 +186,7 @@ TEST(KvAttendKernel, OddQueriesStayInTheirRows) {
 
 // Queries beyond all measure still give an average of values.
 TEST(KvAttendKernel, HugeAndTinyQueries) {
-  for (const char* codec : {"turboquant:4", "affine:4", "full:fp16"})
+  for (const char* codec : {"turboquant:4", "turboquant:6", "affine:4", "full:fp16"})
     for (const float size : {1e-35f, 1e-20f, 1e6f, 1e15f}) {
       SCOPED_TRACE(std::string(codec) + " " + std::to_string(size));
       const int dim = 64, tokens = 70;

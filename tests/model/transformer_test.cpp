@@ -201,6 +201,9 @@ TEST(Transformer, SaysWhatRuns) {
     for (const auto& choice : model.make_cache(cache::KvSpec::parse(spec)).choices())
       EXPECT_TRUE(choice.fast) << choice.op << " of " << spec << ": " << choice.reason;
   for (const auto& choice : Transformer(tiny_model(tiny_config()), ops::Policy::forbid).choices()) EXPECT_FALSE(choice.fast) << choice.op;
+  const Transformer exact(tiny_model(tiny_config()), ops::Policy::automatic, ops::Precision::exact);
+  for (const auto& choice : exact.make_cache(cache::KvSpec::parse("turboquant:4")).choices())
+    EXPECT_EQ(choice.precision, ops::Precision::exact) << choice.kernel;
 }
 
 TEST(Transformer, CountsSharedWeightsOnce) {

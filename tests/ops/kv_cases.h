@@ -21,7 +21,8 @@ namespace tersor::test {
 namespace mx = mlx::core;
 using ops::AttendOptions, ops::KvFormat, ops::KvRead, ops::KvSlab, ops::KvWrite;
 
-inline const ops::Choice kFast{.op = {}, .problem = {}, .kernel = {}, .fast = true, .reason = {}};
+inline const ops::Choice kFast{.op = {}, .problem = {}, .kernel = {}, .fast = true, .reason = {}, .precision = ops::Precision::int16};
+inline const ops::Choice kExact{.op = {}, .problem = {}, .kernel = {}, .fast = true, .reason = {}};
 inline const ops::Choice kComposed{.op = {}, .problem = {}, .kernel = {}, .fast = false, .reason = {}};
 
 using Random = std::mt19937;

@@ -174,6 +174,7 @@ void check(Random& random, const Problem& p) {
     return rows_of(ops::kv_attend(query, cache.reads, p.options, p.position(), choice).out, p.query_heads(), f.value_dim);
   };
   EXPECT_LE(largest_error(attend(kComposed), expected), limit) << "composed";
+  EXPECT_LE(largest_error(attend(kExact), expected), limit) << "exact";
   on_every_target([&](const std::string& target) { EXPECT_LE(largest_error(attend(kFast), expected), fast_limit) << target; });
 }
 
@@ -203,7 +204,7 @@ TEST(KvAttend, MixedCodecsMatchDouble) {
 
 TEST(KvAttend, EveryBoundaryLength) {
   Random random(12);
-  for (const char* codec : {"full:fp16", "affine:4,group=32", "affine:5", "turboquant:3", "turboquant:4"})
+  for (const char* codec : {"full:fp16", "affine:4,group=32", "affine:5", "turboquant:3", "turboquant:4", "turboquant:6"})
     for (const int64_t tokens : kBoundaryLengths) {
       Problem p;
       p.format.keys = p.format.values = codec;

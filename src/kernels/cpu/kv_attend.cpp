@@ -46,7 +46,7 @@ constexpr size_t kIntegerRows = 16;
 #endif
 
 inline bool takes_integers(const KvAttend& p, const codec::Layout& layout, size_t rows) {
-  return !p.exact && rows <= kIntegerRows && has_integer_dots(layout);
+  return !p.exact && rows <= kIntegerRows && layout.family != codec::Family::full;
 }
 
 template <bool kInverse>
@@ -102,7 +102,10 @@ struct TileView {
 };
 
 inline void Scores(const KvAttend& p, const codec::Layout& layout, const TileView& tile, const KvScratch& s, const KvScratchSizes& n) {
-  if (takes_integers(p, layout, tile.rows)) return ScoreCodes(layout, tile.keys, tile.tokens, s.integers, tile.rows, s.scalars, s.scores);
+  if (takes_integers(p, layout, tile.rows)) {
+    const auto score = layout.family == codec::Family::affine ? ScoreAffine : ScoreLevels;
+    return score(layout, tile.keys, tile.tokens, s.integers, tile.rows, s.scalars, s.scores);
+  }
   if (layout.family == codec::Family::full && tile.rows <= kDirectRows)
     return ScoreFull(layout, tile.keys, tile.tokens, s.queries, n.key_dim, tile.rows, s.scores);
   const TileFacts facts = DecodeTile(layout, tile.keys, tile.tokens, s.scalars, s.keys);
@@ -113,8 +116,10 @@ inline void Scores(const KvAttend& p, const codec::Layout& layout, const TileVie
 
 // Weights times values, added to the outputs. The weights may be changed.
 inline void Outputs(const KvAttend& p, const codec::Layout& layout, const TileView& tile, const KvScratch& s, const KvScratchSizes& n) {
-  if (takes_integers(p, layout, tile.rows))
-    return WeighCodes(layout, tile.values, tile.tokens, s.scores, tile.rows, s.scalars, s.outputs, n.value_dim);
+  if (takes_integers(p, layout, tile.rows)) {
+    const auto weigh = layout.family == codec::Family::affine ? WeighAffine : WeighLevels;
+    return weigh(layout, tile.values, tile.tokens, s.scores, tile.rows, s.scalars, s.outputs, n.value_dim);
+  }
   if (layout.family == codec::Family::full && tile.rows <= kDirectRows)
     return WeighFull(layout, tile.values, tile.tokens, s.scores, tile.rows, s.outputs, n.value_dim);
   const TileFacts facts = DecodeTile(layout, tile.values, tile.tokens, s.scalars, s.values);
@@ -143,9 +148,10 @@ inline void Softmax(const KvAttend& p, const KvItem& item, const KvSegment& segm
   }
 }
 
-inline void Tile(const KvAttend& p, const KvItem& item, const KvSegment& segment, int64_t tile, const KvScratch& s,
+// The tile of tokens from `begin` on.
+inline void Tile(const KvAttend& p, const KvItem& item, const KvSegment& segment, int64_t begin, const KvScratch& s,
                  const KvScratchSizes& n) {
-  const int64_t begin = tile * kTile, last_row = p.position + item.row_begin + item.row_count - 1;
+  const int64_t last_row = p.position + item.row_begin + item.row_count - 1;
   const int64_t seen = visible(p, segment, last_row).hi - begin;  // by the last row, which sees the most
   const uint8_t* head = segment.blocks + item.batch * segment.batch_stride + item.kv_head * segment.head_stride;
   const codec::Layout &keys = *segment.keys, &values = *segment.values;
@@ -182,8 +188,11 @@ inline void Finish(const KvAttend& p, const KvItem& item, const KvScratch& s, co
 inline void Begin(const KvAttend& p, const KvItem& item, const KvScratch& s, const KvScratchSizes& n) {
   const size_t rows = item.row_count * (p.heads / p.kv_heads);
   LoadQueries(p, item, s, n.key_dim);
-  const auto integers = [&](const KvSegment& segment) { return takes_integers(p, *segment.keys, rows); };
-  if (std::any_of(p.segments, p.segments + p.segment_count, integers)) QuantiseRows(s.queries, n.key_dim, rows, n.key_dim, s.integers);
+  for (const CodeNumbers numbers : {CodeNumbers::bytes, CodeNumbers::pairs}) {
+    const auto takes = [&](const KvSegment& x) { return takes_integers(p, *x.keys, rows) && numbers_of(*x.keys) == numbers; };
+    if (std::any_of(p.segments, p.segments + p.segment_count, takes))
+      QuantiseRows(s.queries, n.key_dim, rows, n.key_dim, numbers, s.integers);
+  }
   std::fill(s.outputs, s.outputs + rows * n.value_dim, 0.0f);
   std::fill(s.lane_sums, s.lane_sums + rows * codec::kLanes, 0.0f);
   std::fill(s.maxima, s.maxima + rows, kMinusInfinity);
@@ -191,18 +200,15 @@ inline void Begin(const KvAttend& p, const KvItem& item, const KvScratch& s, con
 
 // All tiles that an item sees. The tiles of all segments make one row, of which the item's split is a contiguous part.
 inline void Tiles(const KvAttend& p, const KvAttendPlan& plan, const KvItem& item, const KvScratch& s, const KvScratchSizes& n) {
+  const auto tiles = [&](size_t i) { return tiles_of(p, p.segments[i], item.row_begin, item.row_begin + item.row_count); };
   int64_t total = 0, seen = 0;
-  for (size_t i = 0; i < p.segment_count; ++i) total += (p.segments[i].count + kTile - 1) / kTile;
+  for (size_t i = 0; i < p.segment_count; ++i) total += tiles(i).count;
   const int64_t from = total * item.split / plan.splits, to = total * (item.split + 1) / plan.splits;
   for (size_t i = 0; i < p.segment_count; ++i) {
-    const KvSegment& segment = p.segments[i];
-    const int64_t tiles = (segment.count + kTile - 1) / kTile;
-    const int64_t lo = visible(p, segment, p.position + item.row_begin).lo,
-                  hi = visible(p, segment, p.position + item.row_begin + item.row_count - 1).hi;
-    const int64_t first = std::max(std::max<int64_t>(from - seen, 0), lo / kTile),
-                  last = std::min(std::min(to - seen, tiles), (hi + kTile - 1) / kTile);
-    for (int64_t tile = first; tile < last; ++tile) Tile(p, item, segment, tile, s, n);
-    seen += tiles;
+    const auto [origin, count] = tiles(i);
+    for (int64_t tile = std::max<int64_t>(from - seen, 0); tile < std::min(to - seen, count); ++tile)
+      Tile(p, item, p.segments[i], origin + tile * kTile, s, n);
+    seen += count;
   }
 }
 
@@ -265,7 +271,7 @@ KvAttendPlan kv_attend_plan(const KvAttend& p, size_t threads) {
   plan.row_tiles = (p.rows + plan.row_tile - 1) / plan.row_tile;
   const int64_t units = p.batch * p.kv_heads * plan.row_tiles;
   int64_t tiles = 0;
-  for (size_t i = 0; i < p.segment_count; ++i) tiles += (p.segments[i].count + codec::kTileTokens - 1) / codec::kTileTokens;
+  for (size_t i = 0; i < p.segment_count; ++i) tiles += tiles_of(p, p.segments[i], 0, p.rows).count;
   // Enough items that the threads finish together, none so short that its queries cost more than a few percent of it.
   constexpr int64_t kItemsPerThread = 6, kTilesPerItem = 4;
   const int64_t wanted = (kItemsPerThread * static_cast<int64_t>(threads) + units - 1) / std::max<int64_t>(units, 1);

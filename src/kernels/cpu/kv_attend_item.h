@@ -34,6 +34,17 @@ inline KvRange visible(const KvAttend& p, const KvSegment& s, int64_t position) 
   return {lo - s.first, std::max(lo, hi) - s.first};
 }
 
+/// The tiles of a segment that any of the query rows [row_begin, row_end) may see. Tile i holds tokens from origin + 64 i on; the
+/// origin lies on a boundary of blocks, so that a short window is one tile wherever it begins.
+struct KvTiles {
+  int64_t origin, count;
+};
+inline KvTiles tiles_of(const KvAttend& p, const KvSegment& s, int64_t row_begin, int64_t row_end) {
+  const int64_t lo = visible(p, s, p.position + row_begin).lo, hi = visible(p, s, p.position + row_end - 1).hi;
+  const int64_t block = std::max(s.keys->block_tokens, s.values->block_tokens), origin = lo / block * block;
+  return {origin, lo < hi ? (hi - origin + codec::kTileTokens - 1) / codec::kTileTokens : 0};
+}
+
 /// One item's memory, carved from its worker's. Rows are query tokens x heads of the group. Split items leave their results
 /// (outputs, maxima, sums) in the shared memory instead.
 struct KvScratch {
@@ -60,8 +71,8 @@ struct KvScratchSizes {
     float* at[kParts];
     for (size_t i = 0; i < kParts; ++i) at[i] = std::exchange(memory, memory + part(i));
     s.queries = at[0], s.keys = at[1], s.values = at[2], s.scores = at[3], s.scalars = at[4], s.batch = at[5], s.lane_sums = at[6];
-    s.integers = {reinterpret_cast<int32_t*>(at[7]), reinterpret_cast<int32_t*>(at[8]), at[9]};
-    set_results(at[10], s);
+    s.integers = {{reinterpret_cast<int32_t*>(at[7]), reinterpret_cast<int32_t*>(at[8])}, reinterpret_cast<int32_t*>(at[9]), at[10]};
+    set_results(at[11], s);
     return s;
   }
   void set_results(float* memory, KvScratch& s) const {
@@ -76,7 +87,7 @@ struct KvScratchSizes {
   }
 
  private:
-  static constexpr size_t kParts = 11;
+  static constexpr size_t kParts = 12;
   size_t part(size_t i) const {
     const size_t floats[kParts] = {rows * key_dim,
                                    codec::kTileTokens * key_dim,
@@ -85,6 +96,7 @@ struct KvScratchSizes {
                                    codec::kTileTokens * scalar_rows,
                                    std::max(key_dim, value_dim) * codec::kLanes,
                                    rows * codec::kLanes,
+                                   rows * key_dim / 2,
                                    rows * key_dim / 2,
                                    rows * key_dim / codec::kLanes,
                                    rows,

@@ -105,10 +105,11 @@ inline void StoreCodes(hn::Vec<I> codes, uint8_t* to) {
 template <int kBits>
 void QuantiseLevels(const codec::Codec& codec, const float* x, uint8_t* codes, float* norm2, float* yc, float* cc) {
   const F d;
-  const I di;
   const size_t dim = codec.dim();
   const levels::Table<kBits> table(codec.levels().data());
-  const float* thresholds = codec.thresholds().data();
+  HWY_ALIGN float tree[1 << kBits];
+  levels::Search<kBits>::make_tree(codec.thresholds().data(), tree);
+  const levels::Search<kBits> search(tree);
   for (size_t lane = 0; lane < kBatch; lane += hn::Lanes(d)) {
     auto sum = hn::Zero(d), product = hn::Zero(d), square = hn::Zero(d);
     for (size_t i = 0; i < dim; ++i) {
@@ -119,9 +120,7 @@ void QuantiseLevels(const codec::Codec& codec, const float* x, uint8_t* codes, f
     const auto scale = hn::Sqrt(hn::Div(hn::Set(d, static_cast<float>(dim)), hn::Max(sum, hn::Set(d, 1e-30f))));
     for (size_t i = 0; i < dim; ++i) {
       const auto v = hn::Load(d, x + i * kBatch + lane), y = hn::Mul(v, scale);
-      auto code = hn::Zero(di);
-      for (int t = 0; t < (1 << kBits) - 1; ++t)
-        code = hn::Sub(code, hn::VecFromMask(di, hn::RebindMask(di, hn::Gt(y, hn::Set(d, thresholds[t])))));
+      const auto code = search(y);
       const auto level = table(code);
       product = hn::MulAdd(v, level, product);
       square = hn::MulAdd(level, level, square);

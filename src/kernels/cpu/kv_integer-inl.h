@@ -1,4 +1,4 @@
-// Dot products of code bytes with numbers quantised to 16 bits, in exact 32-bit integers, the same on every target.
+// Dot products of codes with numbers quantised to 16 bits, in exact 32-bit integers, the same on every target.
 // Vector code: include it inside a foreach_target file, after hwy/highway.h.
 #if defined(TERSOR_KERNELS_CPU_KV_INTEGER_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef TERSOR_KERNELS_CPU_KV_INTEGER_INL_H_
@@ -31,24 +31,29 @@ constexpr bool kByteDots = false;
 #endif
 
 // Quantised numbers are at most this: high and low byte are both signed bytes (number = 256 * high + low).
-// 256 dims of 8-bit codes stay below 2^31: 256 * 255 * 32639.
 constexpr int kTop = 127 * 256 + 127;
-constexpr size_t kMostTerms = 256;
 
-// Four quantised numbers are two words. Byte dots: their high bytes, their low bytes, as planes [2][quads]. Else: numbers 0 and 2,
-// numbers 1 and 3, as pairs [quads][2].
-template <int kWord>
+// How four quantised numbers become two 32-bit words. planes: their high bytes, their low bytes, as [2][quads], for products of bytes.
+// pairs: numbers 0 and 2, numbers 1 and 3, as [quads][2], for products of 16-bit integers.
+enum class Words { pairs, planes };
+constexpr Words kWordsOfBytes = kByteDots ? Words::planes : Words::pairs;
+
+template <Words kWords, int kWord>
 HWY_INLINE VI Word(const int32_t* words, size_t quads, size_t quad) {
-  return hn::Set(I(), words[kByteDots ? kWord * quads + quad : 2 * quad + kWord]);
+  return hn::Set(I(), words[kWords == Words::planes ? kWord * quads + quad : 2 * quad + kWord]);
 }
 
 // Numbers first, first + 1, ... of a row of 4 * quads.
+template <Words kWords>
 HWY_INLINE void StoreWords(VI numbers, int32_t* words, size_t quads, size_t first) {
 #if HWY_TARGET == HWY_AVX3_DL
-  uint8_t* const high = reinterpret_cast<uint8_t*>(words) + first;
-  _mm_storeu_si128(reinterpret_cast<__m128i*>(high), _mm512_cvtepi32_epi8(hn::ShiftRight<8>(hn::Add(numbers, hn::Set(I(), 128))).raw));
-  _mm_storeu_si128(reinterpret_cast<__m128i*>(high + 4 * quads), _mm512_cvtepi32_epi8(numbers.raw));
-#else
+  if constexpr (kWords == Words::planes) {
+    uint8_t* const high = reinterpret_cast<uint8_t*>(words) + first;
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(high), _mm512_cvtepi32_epi8(hn::ShiftRight<8>(hn::Add(numbers, hn::Set(I(), 128))).raw));
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(high + 4 * quads), _mm512_cvtepi32_epi8(numbers.raw));
+    return;
+  }
+#endif
   (void)quads;
   const hn::Rebind<int16_t, I> narrow;
   const hn::Repartition<uint8_t, decltype(narrow)> bytes;
@@ -56,52 +61,80 @@ HWY_INLINE void StoreWords(VI numbers, int32_t* words, size_t quads, size_t firs
                                                      0, 1, 4, 5, 2, 3, 6, 7, 8, 9, 12, 13, 10, 11, 14, 15};
   const auto ordered = hn::TableLookupBytes(hn::DemoteTo(narrow, numbers), hn::BitCast(narrow, hn::LoadU(bytes, kOrder)));
   hn::StoreU(ordered, narrow, reinterpret_cast<int16_t*>(words) + first);
-#endif
 }
 
-// Code bytes made ready for dot products.
-struct Operand {
-#if HWY_TARGET == HWY_AVX3_DL
-  VI codes;
-  explicit HWY_INLINE Operand(VI c) : codes(c) {}
-#else
+// Four 16-bit integers a lane: integers 0 and 2, integers 1 and 3.
+struct Pairs {
   hn::Vec<I16> even, odd;
-  explicit HWY_INLINE Operand(VI c)
-      : even(hn::And(hn::BitCast(I16(), c), hn::Set(I16(), 0xff))), odd(hn::BitCast(I16(), hn::ShiftRight<8>(hn::BitCast(U16(), c)))) {}
-#endif
 };
-
-// Four products a lane are added for each dot.
-struct Sums {
+struct PairSums {
   VI a, b;
   HWY_INLINE void clear() { a = hn::Zero(I()), b = hn::Zero(I()); }
-  HWY_INLINE void dot(const Operand& x, VI word0, VI word1) {
+  HWY_INLINE void dot(const Pairs& x, VI word0, VI word1) {
 #if HWY_TARGET == HWY_AVX3_DL
-    a.raw = _mm512_dpbusd_epi32(a.raw, x.codes.raw, word0.raw);
-    b.raw = _mm512_dpbusd_epi32(b.raw, x.codes.raw, word1.raw);
+    a.raw = _mm512_dpwssd_epi32(a.raw, x.even.raw, word0.raw);
+    b.raw = _mm512_dpwssd_epi32(b.raw, x.odd.raw, word1.raw);
 #else
     a = hn::ReorderWidenMulAccumulate(I(), x.even, hn::BitCast(I16(), word0), a, b);
     a = hn::ReorderWidenMulAccumulate(I(), x.odd, hn::BitCast(I16(), word1), a, b);
 #endif
   }
-  HWY_INLINE VI total() const { return kByteDots ? hn::Add(hn::ShiftLeft<8>(a), b) : hn::RearrangeToOddPlusEven(a, b); }
+  HWY_INLINE VI total() const { return kByteDots ? hn::Add(a, b) : hn::RearrangeToOddPlusEven(a, b); }
+};
+
+// Products of 16-bit integers from -512 to 511: sums of 128 stay below 2^31 (128 * 512 * 32639).
+struct PairDots {
+  static constexpr Words kWords = Words::pairs;
+  static constexpr size_t kMostTerms = 128;
+  using Operand = Pairs;
+  using Sums = PairSums;
+};
+
+// Products of bytes: sums of 256 stay below 2^31 (256 * 255 * 32639).
+struct ByteDots {
+  static constexpr Words kWords = kWordsOfBytes;
+  static constexpr size_t kMostTerms = 256;
+#if HWY_TARGET == HWY_AVX3_DL
+  struct Operand {
+    VI bytes;
+  };
+  static HWY_INLINE Operand operand(VI bytes) { return {bytes}; }
+  struct Sums {
+    VI a, b;
+    HWY_INLINE void clear() { a = hn::Zero(I()), b = hn::Zero(I()); }
+    HWY_INLINE void dot(const Operand& x, VI high, VI low) {
+      a.raw = _mm512_dpbusd_epi32(a.raw, x.bytes.raw, high.raw);
+      b.raw = _mm512_dpbusd_epi32(b.raw, x.bytes.raw, low.raw);
+    }
+    HWY_INLINE VI total() const { return hn::Add(hn::ShiftLeft<8>(a), b); }
+  };
+#else
+  using Operand = Pairs;
+  using Sums = PairSums;
+  static HWY_INLINE Operand operand(VI bytes) {
+    return {hn::And(hn::BitCast(I16(), bytes), hn::Set(I16(), 0xff)), hn::BitCast(I16(), hn::ShiftRight<8>(hn::BitCast(U16(), bytes)))};
+  }
+#endif
 };
 
 // The words of 64 numbers.
-template <size_t kVectors>
+template <Words kWords, size_t kVectors>
 HWY_INLINE void StoreTile(const VI (&numbers)[kVectors], int32_t* words) {
 #if HWY_TARGET == HWY_AVX3_DL
-  const __m512i a = _mm512_packs_epi32(numbers[0].raw, numbers[1].raw), b = _mm512_packs_epi32(numbers[2].raw, numbers[3].raw);
-  const __m512i half = _mm512_set1_epi16(128), byte = _mm512_set1_epi16(255);
-  const __m512i high = _mm512_packs_epi16(_mm512_srai_epi16(_mm512_add_epi16(a, half), 8), _mm512_srai_epi16(_mm512_add_epi16(b, half), 8));
-  const __m512i low = _mm512_packus_epi16(_mm512_and_si512(a, byte), _mm512_and_si512(b, byte));
-  // Packing interleaves the vectors' 128-bit parts: lane 4 i + v holds quad i of vector v.
-  const __m512i order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
-  _mm512_storeu_si512(words, _mm512_permutexvar_epi32(order, high));
-  _mm512_storeu_si512(words + codec::kLanes, _mm512_permutexvar_epi32(order, low));
-#else
-  for (size_t v = 0; v < kVectors; ++v) StoreWords(numbers[v], words, codec::kTileTokens / 4, v * hn::Lanes(I()));
+  if constexpr (kWords == Words::planes) {
+    const __m512i a = _mm512_packs_epi32(numbers[0].raw, numbers[1].raw), b = _mm512_packs_epi32(numbers[2].raw, numbers[3].raw);
+    const __m512i half = _mm512_set1_epi16(128), byte = _mm512_set1_epi16(255);
+    const __m512i high =
+        _mm512_packs_epi16(_mm512_srai_epi16(_mm512_add_epi16(a, half), 8), _mm512_srai_epi16(_mm512_add_epi16(b, half), 8));
+    const __m512i low = _mm512_packus_epi16(_mm512_and_si512(a, byte), _mm512_and_si512(b, byte));
+    // Packing interleaves the vectors' 128-bit parts: lane 4 i + v holds quad i of vector v.
+    const __m512i order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
+    _mm512_storeu_si512(words, _mm512_permutexvar_epi32(order, high));
+    _mm512_storeu_si512(words + codec::kLanes, _mm512_permutexvar_epi32(order, low));
+    return;
+  }
 #endif
+  for (size_t v = 0; v < kVectors; ++v) StoreWords<kWords>(numbers[v], words, codec::kTileTokens / 4, v * hn::Lanes(I()));
 }
 
 // How numbers up to `largest` in magnitude become integers: number = step * integer. Numbers too small to matter become 0.
@@ -113,7 +146,8 @@ struct Scale {
 };
 
 // Quantises n floats (a multiple of 16) to words, with the sums of every 16 integers. Returns the step, NaN where a number is not finite.
-inline float Quantise(const float* numbers, size_t n, int32_t* words, int32_t* sums_of_16) {
+template <Words kWords>
+float Quantise(const float* numbers, size_t n, int32_t* words, int32_t* sums_of_16) {
   const F d;
   auto top = hn::Zero(d), odd = hn::Zero(d);
   for (size_t i = 0; i < n; i += hn::Lanes(d)) {
@@ -129,7 +163,7 @@ inline float Quantise(const float* numbers, size_t n, int32_t* words, int32_t* s
       const auto x = finite ? hn::LoadU(d, numbers + i + lane) : hn::Zero(d);
       const auto integers = hn::NearestInt(hn::Mul(x, hn::Set(d, scale.inverse)));
       sum = hn::Add(sum, integers);
-      StoreWords(integers, words, n / 4, i + lane);
+      StoreWords<kWords>(integers, words, n / 4, i + lane);
     }
     sums_of_16[i / codec::kLanes] = hn::GetLane(hn::SumOfLanes(I(), sum));
   }
@@ -151,40 +185,6 @@ struct Ahead {
     }
   }
   static constexpr size_t bytes(size_t steps) { return steps * (kBits > 4 ? 2 : 1) * codec::kRowBytes; }
-};
-
-// Bytes that stand for affine codes: themselves.
-template <int kBits>
-struct PlainBytes {
-  static constexpr int kCodeBits = kBits;
-  static constexpr bool kAffine = true, kClean = true;
-  static constexpr float kCentre = ((1 << kBits) - 1) / 2.0f;
-  explicit PlainBytes(const codec::Layout&) {}
-  HWY_INLINE VI operator()(VI codes) const { return codes; }
-};
-
-// Bytes that stand for TurboQuant levels: level = (byte - 127.5) * 2 * grid step.
-template <int kBits>
-struct LevelBytes {
-  static constexpr int kCodeBits = kBits;
-  static constexpr bool kAffine = false;
-  static constexpr bool kClean = !kByteDots;  // the 64-byte permute sees six bits; its table repeats, so the upper ones do not matter
-  static constexpr float kCentre = 127.5f;
-
-  explicit LevelBytes(const codec::Layout& layout) {
-    alignas(16) uint8_t bytes[16];
-    const int16_t* grid = layout.codec->grid().data();
-    for (int i = 0; i < 16; ++i) bytes[i] = static_cast<uint8_t>((grid[i % (1 << kBits)] + 255) >> 1);
-    table = hn::BitCast(I(), hn::LoadDup128(hn::Repartition<uint8_t, I>(), bytes));
-  }
-  HWY_INLINE VI operator()(VI codes) const {
-#if HWY_TARGET == HWY_AVX3_DL
-    return VI{_mm512_permutexvar_epi8(codes.raw, table.raw)};
-#else
-    return hn::TableLookupBytes(table, codes);
-#endif
-  }
-  VI table;
 };
 
 }  // namespace integer

@@ -73,6 +73,34 @@ class Table {
   VF registers_[kRegisters > 0 ? kRegisters : 1];
 };
 
+/// How many of 2^kBits - 1 rising thresholds lie below a number: a search whose steps look their threshold up by the code so far.
+template <int kBits>
+class Search {
+ public:
+  /// tree: 2^kBits floats from make_tree, which must outlive the search.
+  explicit Search(const float* tree) : first_(tree), last_(tree + (1 << (kBits - 1))) {}
+  HWY_INLINE VI operator()(VF x) const {
+    const VI code = first_(x);
+    return hn::Sub(hn::Add(code, code), hn::VecFromMask(I(), hn::RebindMask(I(), hn::Gt(x, last_(code)))));
+  }
+  /// Step s has 2^s thresholds, which start at tree[2^s].
+  static void make_tree(const float* thresholds, float* tree) {
+    tree[0] = 0;
+    for (int step = 0; step < kBits; ++step)
+      for (int i = 0; i < 1 << step; ++i) tree[(1 << step) + i] = thresholds[((2 * i + 1) << (kBits - 1 - step)) - 1];
+  }
+
+ private:
+  Search<kBits - 1> first_;
+  Table<kBits - 1> last_;
+};
+template <>
+class Search<0> {
+ public:
+  explicit Search(const float*) {}
+  HWY_INLINE VI operator()(VF) const { return hn::Zero(I()); }
+};
+
 }  // namespace levels
 }  // namespace tersor::kernels::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();

@@ -1,18 +1,21 @@
+// Weighted sums of the codes of one block of values.
+// Vector code: include it inside a foreach_target file, after hwy/highway.h.
+#if defined(TERSOR_KERNELS_CPU_KV_WEIGH_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef TERSOR_KERNELS_CPU_KV_WEIGH_INL_H_
+#undef TERSOR_KERNELS_CPU_KV_WEIGH_INL_H_
+#else
+#define TERSOR_KERNELS_CPU_KV_WEIGH_INL_H_
+#endif
+
 #include <algorithm>
 
-#include "kernels/cpu/kv_attend_parts.h"
-
-#undef HWY_TARGET_INCLUDE
-#define HWY_TARGET_INCLUDE "kernels/cpu/kv_weigh_codes.cpp"
-// Before whatever includes highway.h:
-#include "hwy/foreach_target.h"  // IWYU pragma: keep
 #include "hwy/highway.h"
-#include "kernels/cpu/kv_integer-inl.h"
+#include "kernels/cpu/kv_attend_parts.h"
+#include "kernels/cpu/kv_code_maps-inl.h"
 #include "kernels/cpu/kv_scalars-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace tersor::kernels::HWY_NAMESPACE {
-TERSOR_KV_ATTEND_STEPS
 namespace weigh_codes {
 namespace hn = hwy::HWY_NAMESPACE;
 using namespace integer;
@@ -50,13 +53,18 @@ HWY_INLINE VFour FoldRows(const VF (&rows)[kMostRows], const Op& op) {
   return op(hn::ConcatLowerLower(d, ce, ab), hn::ConcatUpperUpper(d, ce, ab));
 }
 
+// What Prepare has to know about codes. Affine codes have biases, codes of levels a step that all share.
+struct CodeFacts {
+  float centre, unit;
+};
+
 // weights * factors (the norms, or one group's scales) of kRows rows.
-template <class Bytes, size_t kRows>
-HWY_NOINLINE void Prepare(const float* HWY_RESTRICT weights, const codec::Layout& layout, const float* HWY_RESTRICT factors, Weights& to) {
+template <bool kAffine, Words kWords, size_t kRows>
+HWY_NOINLINE void Prepare(const float* HWY_RESTRICT weights, const CodeFacts& codes, const float* HWY_RESTRICT factors,
+                          const float* HWY_RESTRICT biases, Weights& to) {
   const F d;
   const Four d4;
   constexpr size_t kVectors = kTile / hn::MaxLanes(F());
-  const float* biases = factors + layout.groups * kTile;
   VF products[kRows][kVectors], top[kMostRows], sum[kMostRows];
 #pragma GCC unroll 4
   for (size_t r = 0; r < kMostRows; ++r) top[r] = sum[r] = hn::Zero(d);
@@ -66,10 +74,10 @@ HWY_NOINLINE void Prepare(const float* HWY_RESTRICT weights, const codec::Layout
     for (size_t v = 0; v < kVectors; ++v) {
       const VF w = hn::LoadU(d, weights + r * kTile + v * hn::Lanes(d));
       products[r][v] = hn::Mul(w, hn::LoadU(d, factors + v * hn::Lanes(d)));
-      top[r] = hn::Max(top[r], Bytes::kAffine ? hn::Abs(products[r][v]) : products[r][v]);
-      if constexpr (Bytes::kAffine) {
+      top[r] = hn::Max(top[r], kAffine ? hn::Abs(products[r][v]) : products[r][v]);
+      if constexpr (kAffine) {
         sum[r] = hn::MulAdd(w, hn::LoadU(d, biases + v * hn::Lanes(d)), sum[r]);
-        sum[r] = hn::MulAdd(products[r][v], hn::Set(d, Bytes::kCentre), sum[r]);
+        sum[r] = hn::MulAdd(products[r][v], hn::Set(d, codes.centre), sum[r]);
       }
     }
   // Numbers too small to matter become 0.
@@ -87,11 +95,11 @@ HWY_NOINLINE void Prepare(const float* HWY_RESTRICT weights, const codec::Layout
       integers[v] = hn::NearestInt(hn::Mul(products[r][v], hn::Set(d, inverse[r])));
       total = hn::Add(total, integers[v]);
     }
-    StoreTile(integers, to.words[r]);
+    StoreTile<kWords>(integers, to.words[r]);
     // Codes count from their centre, so that what rounding did to a weight is multiplied by numbers half as large.
-    sum[r] = hn::NegMulAdd(hn::ConvertTo(d, total), hn::Set(d, Bytes::kCentre * steps[r]), sum[r]);
+    sum[r] = hn::NegMulAdd(hn::ConvertTo(d, total), hn::Set(d, codes.centre * steps[r]), sum[r]);
   }
-  const VFour unit = hn::Set(d4, Bytes::kAffine ? 1.0f : 2 * layout.codec->grid_step());
+  const VFour unit = hn::Set(d4, codes.unit);
   hn::Store(hn::Mul(step, unit), d4, to.step);
   hn::Store(hn::Mul(FoldRows(sum, [](auto x, auto y) { return hn::Add(x, y); }), unit), d4, to.offset);
 }
@@ -103,100 +111,79 @@ struct Values {
   const float* scalars;
 };
 
-// Adds kBlocks blocks of 16 dims, from block `first` on, to the outputs of kRows rows.
-template <class Bytes, size_t kRows, size_t kBlocks>
-HWY_NOINLINE void Weigh(const Values& values, const Bytes& bytes, const Weights& weights, size_t first, float* HWY_RESTRICT outputs,
-                        size_t ld) {
-  constexpr int kBits = Bytes::kCodeBits;
+// Adds two blocks of 16 dims, `first` and `second`, to the outputs of kRows rows. When both are the same, it counts once.
+template <class Map, size_t kRows>
+HWY_NOINLINE void Weigh(const Values& values, const Map& map, const Weights& weights, size_t first, size_t second,
+                        float* HWY_RESTRICT outputs, size_t ld) {
+  using Dots = typename Map::Dots;
+  constexpr int kBits = Map::kCodeBits;
   constexpr int kStep = codes::most_fields(kBits);
   const codec::Layout& layout = values.layout;
   const uint8_t *low = values.block + layout.planes[0].offset, *high = values.block + layout.planes[1].offset;
   Ahead<kBits> ahead{values.block + layout.block_bytes + Ahead<kBits>::bytes(first / 2 * kQuads), layout.block_bytes};
   for (size_t lane = 0; lane < codec::kLanes; lane += hn::Lanes(F())) {
-    Sums dots[kRows][kBlocks];
+    typename Dots::Sums dots[kRows][2];
 #pragma GCC unroll 4
-    for (size_t r = 0; r < kRows; ++r)
-      for (size_t b = 0; b < kBlocks; ++b) dots[r][b].clear();
+    for (size_t r = 0; r < kRows; ++r) dots[r][0].clear(), dots[r][1].clear();
 #pragma GCC unroll 1
     for (size_t base = 0; base < values.quads; base += kStep) {
       codes::Unrolled<kStep>([&](auto inner) __attribute__((always_inline)) {
         ahead.step();
-        const Operand c0(bytes(codes::ValueCodes<kBits, Bytes::kClean, inner>(low, high, first, base, lane)));
-        const Operand c1(bytes(codes::ValueCodes<kBits, Bytes::kClean, inner>(low, high, first + kBlocks - 1, base, lane)));
+        const typename Dots::Operand c0(map(codes::ValueCodes<kBits, Map::kClean, inner>(low, high, first, base, lane)));
+        const typename Dots::Operand c1(map(codes::ValueCodes<kBits, Map::kClean, inner>(low, high, second, base, lane)));
 #pragma GCC unroll 4
         for (size_t r = 0; r < kRows; ++r) {
-          const VI w0 = Word<0>(weights.words[r], kQuads, base + inner), w1 = Word<1>(weights.words[r], kQuads, base + inner);
+          const VI w0 = Word<Dots::kWords, 0>(weights.words[r], kQuads, base + inner);
+          const VI w1 = Word<Dots::kWords, 1>(weights.words[r], kQuads, base + inner);
           dots[r][0].dot(c0, w0, w1);
-          if constexpr (kBlocks > 1) dots[r][1].dot(c1, w0, w1);
+          dots[r][1].dot(c1, w0, w1);
         }
       });
     }
 #pragma GCC unroll 4
     for (size_t r = 0; r < kRows; ++r) {
       const VF step = hn::Set(F(), weights.step[r]), offset = hn::Set(F(), weights.offset[r]);
-#pragma GCC unroll 2
-      for (size_t b = 0; b < kBlocks; ++b) {
-        float* const to = outputs + r * ld + (first + b) * codec::kLanes + lane;
-        hn::StoreU(hn::Add(hn::LoadU(F(), to), hn::MulAdd(hn::ConvertTo(F(), dots[r][b].total()), step, offset)), F(), to);
-      }
+      const auto add = [&](const auto& sums, size_t block) HWY_ATTR {
+        float* const to = outputs + r * ld + block * codec::kLanes + lane;
+        hn::StoreU(hn::Add(hn::LoadU(F(), to), hn::MulAdd(hn::ConvertTo(F(), sums.total()), step, offset)), F(), to);
+      };
+      add(dots[r][0], first);
+      if (second != first) add(dots[r][1], second);
     }
   }
 }
 
-template <class Bytes, size_t kRows>
-void WeighRun(const Values& values, const Bytes& bytes, const float* weights, float* outputs, size_t ld) {
+template <class Map, size_t kRows>
+void WeighRun(const Values& values, const Map& map, const float* weights, float* outputs, size_t ld) {
   const codec::Layout& layout = values.layout;
   const float* scalars = values.scalars;
-  const size_t blocks = layout.padded_dim / codec::kLanes, per_group = Bytes::kAffine ? layout.group / codec::kLanes : blocks;
+  const size_t blocks = layout.padded_dim / codec::kLanes, per_group = Map::kAffine ? layout.group / codec::kLanes : blocks;
+  const CodeFacts facts{Map::kCentre, Map::kAffine ? 1.0f : 2 * layout.codec->grid_step()};
   Weights prepared;
   for (size_t begin = 0; begin < blocks; begin += per_group, scalars += kTile) {
-    Prepare<Bytes, kRows>(weights, layout, scalars, prepared);
+    Prepare<Map::kAffine, Map::Dots::kWords, kRows>(weights, facts, scalars, scalars + layout.groups * kTile, prepared);
     const size_t end = std::min(begin + per_group, blocks);
-    size_t b = begin;
-    for (; b + 2 <= end; b += 2) Weigh<Bytes, kRows, 2>(values, bytes, prepared, b, outputs, ld);
-    if (b < end) Weigh<Bytes, kRows, 1>(values, bytes, prepared, b, outputs, ld);
+    for (size_t b = begin; b < end; b += 2) Weigh<Map, kRows>(values, map, prepared, b, std::min(b + 1, end - 1), outputs, ld);
   }
 }
 
-template <class Bytes>
+template <class Map>
 void WeighRows(const Values& values, const float* weights, size_t count, float* outputs, size_t ld) {
-  const Bytes bytes(values.layout);
+  const Map map(values.layout);
   for (size_t runs = (count + kMostRows - 1) / kMostRows; runs; --runs) {
     const size_t n = (count + runs - 1) / runs;
     switch (n) {
-      case 1: WeighRun<Bytes, 1>(values, bytes, weights, outputs, ld); break;
-      case 2: WeighRun<Bytes, 2>(values, bytes, weights, outputs, ld); break;
-      case 3: WeighRun<Bytes, 3>(values, bytes, weights, outputs, ld); break;
-      default: WeighRun<Bytes, 4>(values, bytes, weights, outputs, ld); break;
+      case 1: WeighRun<Map, 1>(values, map, weights, outputs, ld); break;
+      case 2: WeighRun<Map, 2>(values, map, weights, outputs, ld); break;
+      case 3: WeighRun<Map, 3>(values, map, weights, outputs, ld); break;
+      default: WeighRun<Map, 4>(values, map, weights, outputs, ld); break;
     }
     weights += n * kTile, outputs += n * ld, count -= n;
   }
 }
 
 }  // namespace weigh_codes
-
-void WeighCodes(const codec::Layout& layout, const uint8_t* block, int tokens, const float* weights, size_t count, float* scalars,
-                float* outputs, size_t ld) {
-  using namespace weigh_codes;
-  DecodeScalars(layout, block, scalars);
-  const Values values{layout, block, static_cast<size_t>(tokens + 3) / 4, scalars};
-  if (layout.family == codec::Family::turboquant) {
-    switch (layout.bits) {
-      case 1: return WeighRows<LevelBytes<1>>(values, weights, count, outputs, ld);
-      case 2: return WeighRows<LevelBytes<2>>(values, weights, count, outputs, ld);
-      case 3: return WeighRows<LevelBytes<3>>(values, weights, count, outputs, ld);
-      default: return WeighRows<LevelBytes<4>>(values, weights, count, outputs, ld);
-    }
-  }
-  switch (layout.bits) {
-    case 2: return WeighRows<PlainBytes<2>>(values, weights, count, outputs, ld);
-    case 3: return WeighRows<PlainBytes<3>>(values, weights, count, outputs, ld);
-    case 4: return WeighRows<PlainBytes<4>>(values, weights, count, outputs, ld);
-    case 5: return WeighRows<PlainBytes<5>>(values, weights, count, outputs, ld);
-    case 6: return WeighRows<PlainBytes<6>>(values, weights, count, outputs, ld);
-    default: return WeighRows<PlainBytes<8>>(values, weights, count, outputs, ld);
-  }
-}
-
 }  // namespace tersor::kernels::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();
+
+#endif
