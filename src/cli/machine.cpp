@@ -4,6 +4,7 @@
 #include <mlx/version.h>
 
 #include <fstream>
+#include <variant>
 
 #include "base/thread_pool.h"
 #include "kernels/cpu/simd_target.h"
@@ -18,6 +19,14 @@ std::string cpu_name() {
     if (line.starts_with("model name") || line.starts_with("Model"))
       if (const size_t at = line.find(": "); at != std::string::npos) return line.substr(at + 2);
   return "unknown";
+}
+
+std::string gpu_name() {
+  if (backend_name() != "gpu") return {};
+  const auto& info = mlx::core::device_info(mlx::core::default_device());
+  const auto found = info.find("device_name");
+  const auto* name = found == info.end() ? nullptr : std::get_if<std::string>(&found->second);
+  return name ? *name : "unknown";
 }
 
 }  // namespace
@@ -35,13 +44,16 @@ void check_environment() {
 
 Machine describe_machine() {
   check_environment();
-  return {cpu_name(), kernels::simd_target_name(), mlx::core::version(), backend_name(), ThreadPool::instance().size(), memory_limit()};
+  return {cpu_name(), kernels::simd_target_name(),   mlx::core::version(), backend_name(),
+          gpu_name(), ThreadPool::instance().size(), memory_limit()};
 }
 
 Json to_json(const Machine& machine) {
-  return {{"cpu", machine.cpu},      {"simd", machine.simd},       {"threads", machine.threads},
-          {"mlx", machine.mlx},      {"backend", machine.backend}, {"memory_limit", machine.memory_limit},
-          {"tersor", TERSOR_VERSION}};
+  Json json{{"cpu", machine.cpu},      {"simd", machine.simd},       {"threads", machine.threads},
+            {"mlx", machine.mlx},      {"backend", machine.backend}, {"memory_limit", machine.memory_limit},
+            {"tersor", TERSOR_VERSION}};
+  if (!machine.gpu.empty()) json["gpu"] = machine.gpu;
+  return json;
 }
 
 }  // namespace tersor::cli

@@ -14,6 +14,7 @@ struct Machine {
   std::string simd;     // target the CPU kernels run with
   std::string mlx;      // version of the MLX library in use
   std::string backend;  // "cpu" or "gpu"
+  std::string gpu;      // its name, empty without one
   uint64_t threads = 0, memory_limit = 0;
 };
 Machine describe_machine();

@@ -83,6 +83,12 @@ LayerWeights take_layer(Taker& take, const Config& c, int index) {
   };
 }
 
+// The same numbers as `type`, in memory that an operation of the device has allocated.
+mx::array computed(const mx::array& a, mx::Dtype type) {
+  if (a.dtype() != type) return mx::astype(a, type);
+  return type == mx::uint32 ? mx::bitwise_or(a, mx::array(0u)) : mx::multiply(a, mx::array(1.0f));
+}
+
 }  // namespace
 
 Weights take_weights(ModelData& data) {
@@ -117,6 +123,21 @@ uint64_t Weights::bytes() const {
     for (const auto* norms : {&layer.q_norm, &layer.k_norm}) sum += *norms ? (*norms)->nbytes() : 0;
   }
   return sum;
+}
+
+void move_to_gpu(Weights& weights) {
+  std::vector<mx::array*> vectors{&weights.norm};
+  for (auto& layer : weights.layers) {
+    vectors.insert(vectors.end(), {&layer.input_norm, &layer.post_norm});
+    for (auto* norm : {&layer.q_norm, &layer.k_norm})
+      if (*norm) vectors.push_back(&**norm);
+  }
+  for (auto* vector : vectors) mx::eval(*vector = computed(*vector, mx::float32));
+  for (auto* w : weights.linears()) {
+    mx::eval(w->weight = computed(w->weight, w->bits ? mx::uint32 : mx::float32));
+    for (auto* part : {&w->scales, &w->biases, &w->bias})
+      if (*part) mx::eval(part->emplace(computed(**part, mx::float32)));
+  }
 }
 
 void pack_weights(Weights& weights) {

@@ -30,6 +30,9 @@ struct Weights {
 
 /// Moves the weights out of `data` and evaluates them. Throws Error naming the tensor that is missing or does not fit the configuration.
 Weights take_weights(ModelData& data);
+/// On a GPU: weights lie where the device allocates, scales, biases and dense matrices in float32 as activations are, so that no step
+/// converts them again.
+void move_to_gpu(Weights& weights);
 /// Packs every quantised weight that loading has not packed already; each original is released as soon as its copy is made.
 void pack_weights(Weights& weights);
 

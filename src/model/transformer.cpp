@@ -61,7 +61,10 @@ Transformer::Impl::Impl(ModelData data, ops::Policy p, ops::Precision precision_
       identity(data.identity),
       tokenizer(take_tokenizer(data)),
       weights(take_weights(data)) {
-  if (ops::LinearPacker::applies(policy, precision)) pack_weights(weights);
+  if (mx::default_device() == mx::Device::gpu)
+    move_to_gpu(weights);
+  else if (ops::LinearPacker::applies(policy, precision))
+    pack_weights(weights);
   const auto frequencies = rope_inverse_frequencies(config);
   const mx::array inv_freq(frequencies.begin(), {static_cast<int>(frequencies.size())}, mx::float32);
   for (const auto& layer : weights.layers) rope.push_back({config.head_dim, inv_freq, 1.0f, layer.q_norm, layer.k_norm, config.norm_eps});
@@ -146,7 +149,7 @@ mx::array Transformer::forward(std::span<const int32_t> tokens, cache::KvCache& 
   m.check(tokens, cache);
   const int length = static_cast<int>(tokens.size());
   const int64_t position = cache.tokens();
-  const mx::array ids(tokens.data(), {1, length}, mx::int32);
+  const mx::array ids(tokens.begin(), {1, length}, mx::int64);  // checked without waiting for a device
   mx::array x = ops::embed(ids, m.weights.embedding, mx::float32);
   for (int i = 0; i < m.config.layers; ++i) x = m.block(i, x, cache.layer(i), position, last_only && i + 1 == m.config.layers);
   for (int i = 0; i < m.config.layers; ++i)

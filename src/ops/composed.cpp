@@ -3,6 +3,9 @@
 #include <mlx/fast.h>
 #include <mlx/ops.h>
 
+#include <algorithm>
+#include <optional>
+#include <span>
 #include <stdexcept>
 #include <string>
 #include <vector>
@@ -17,6 +20,49 @@ mx::array product(const mx::array& x, const LinearWeight& w, mx::StreamOrDevice 
   mx::array y = w.bits ? mx::quantized_matmul(x, w.weight, *w.scales, w.biases, true, w.group, w.bits, "affine", s)
                        : mx::matmul(x, mx::transpose(w.weight, s), s);
   return w.bias ? mx::add(y, *w.bias, s) : y;
+}
+
+// Whether every id is below `rows`. Ids that are in memory are looked at there: a device need not be waited for.
+bool in_table(const mx::array& ids, int rows, mx::StreamOrDevice s) {
+  if (ids.is_available() && ids.flags().row_contiguous && ids.dtype() == mx::int64) {
+    const std::span all(ids.data<int64_t>(), ids.size());
+    return std::all_of(all.begin(), all.end(), [&](int64_t id) { return id >= 0 && id < rows; });
+  }
+  const mx::array outside = mx::logical_or(mx::less(ids, mx::array(0), s), mx::greater_equal(ids, mx::array(rows), s), s);
+  return !mx::any(outside, s).item<bool>();
+}
+
+// Cosines and sines of a call, [L, 1, pairs] each. All layers of a step turn alike, so this thread's last table is kept.
+struct Turns {
+  mx::array frequencies;
+  int64_t position;
+  int tokens;
+  float scale;
+  mx::array cosines, sines;
+};
+
+const Turns& turns(const RopeParams& params, int64_t position, int tokens, mx::StreamOrDevice s) {
+  thread_local std::optional<Turns> last;
+  if (last && last->frequencies.id() == params.inv_freq.id() && last->position == position && last->tokens == tokens &&
+      last->scale == params.attention_scale)
+    return *last;
+  mx::array frequencies = params.inv_freq;
+  if (!frequencies.is_available() || !frequencies.flags().row_contiguous) {
+    frequencies = mx::contiguous(frequencies, false, s);
+    frequencies.eval();
+  }
+  const size_t pairs = frequencies.size(), rows = static_cast<size_t>(tokens);
+  std::vector<float> table(rows * 2 * pairs);
+  kernels::rope_table(frequencies.data<float>(), pairs, position, rows, params.attention_scale, table.data());
+  const int half = static_cast<int>(pairs);
+  const mx::array both(table.data(), {tokens, 1, 2 * half}, mx::float32);
+  last = Turns{params.inv_freq,
+               position,
+               tokens,
+               params.attention_scale,
+               mx::slice(both, {0, 0, 0}, {tokens, 1, half}, s),
+               mx::slice(both, {0, 0, half}, {tokens, 1, 2 * half}, s)};
+  return *last;
 }
 
 // Heads of [B, L, H * D], normed if asked for, turned, in the input's type.
@@ -50,7 +96,7 @@ mx::array linear_swiglu(const mx::array& x, const LinearWeight& gate, const Line
 }
 
 mx::array embed(const mx::array& ids, const LinearWeight& w, mx::Dtype dtype, mx::StreamOrDevice s) {
-  if (mx::any(mx::logical_or(mx::less(ids, mx::array(0), s), mx::greater_equal(ids, mx::array(w.out_features()), s), s), s).item<bool>())
+  if (!in_table(ids, w.out_features(), s))
     throw std::invalid_argument("[embed] an id is outside the table of " + std::to_string(w.out_features()) + " rows");
   const mx::array rows = mx::take(w.weight, ids, 0, s);
   if (!w.bits) return mx::astype(rows, dtype, s);
@@ -64,16 +110,8 @@ mx::array rms_norm(const mx::array& x, const mx::array& weight, float eps, mx::S
 }
 
 QueryKey rope(const mx::array& q, const mx::array& k, const RopeParams& params, int64_t position, mx::StreamOrDevice s) {
-  mx::array frequencies = mx::contiguous(params.inv_freq, false, s);
-  frequencies.eval();
-  const size_t pairs = frequencies.size(), tokens = static_cast<size_t>(q.shape(1));
-  std::vector<float> table(tokens * 2 * pairs);
-  kernels::rope_table(frequencies.data<float>(), pairs, position, tokens, params.attention_scale, table.data());
-  const int half = static_cast<int>(pairs), length = q.shape(1);
-  const mx::array both(table.data(), {length, 1, 2 * half}, mx::float32);
-  const mx::array cosines = mx::slice(both, {0, 0, 0}, {length, 1, half}, s),
-                  sines = mx::slice(both, {0, 0, half}, {length, 1, 2 * half}, s);
-  return {turn(q, params, params.q_norm, cosines, sines, s), turn(k, params, params.k_norm, cosines, sines, s)};
+  const Turns& t = turns(params, position, q.shape(1), s);
+  return {turn(q, params, params.q_norm, t.cosines, t.sines, s), turn(k, params, params.k_norm, t.cosines, t.sines, s)};
 }
 
 }  // namespace tersor::ops::composed
