@@ -109,8 +109,8 @@ LayerCache::LayerCache(const codec::Spec& keys, const codec::Spec& values, int w
   const std::string variant = keys == values ? keys.str() : keys.str() + "/" + values.str();
   s.append_choice = ops::choose("kv_append", variant, ops::mlx_dtype(full_dtype), shape.key_dim, policy, shape.value_dim);
   const bool integers = precision == ops::Precision::int16 && !all_full && mx::default_device() == mx::Device::cpu;
-  s.attend_choice = ops::choose("kv_attend", variant + (integers ? ",int16" : ""), ops::mlx_dtype(full_dtype), shape.key_dim, policy,
-                                shape.value_dim);
+  s.attend_choice =
+      ops::choose("kv_attend", variant + (integers ? ",int16" : ""), ops::mlx_dtype(full_dtype), shape.key_dim, policy, shape.value_dim);
   const bool fragments = mx::default_device() == mx::Device::gpu && s.append_choice.fast && s.attend_choice.fast;
   const auto arrangement = fragments ? codec::Arrangement::fragments : codec::Arrangement::lanes;
   s.body_format = make_format(keys, values, shape, full_dtype, arrangement);

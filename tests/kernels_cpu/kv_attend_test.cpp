@@ -124,8 +124,9 @@ double relative_error(const std::vector<float>& a, const std::vector<double>& b)
 // deviations) turn into 2.5 / 32639 / sqrt(12) = 2.2e-5 of a score or an output; scores of unit deviation pass their error on whole,
 // and outputs average it. 2e-4 leaves room for outputs that are small beside their terms.
 TEST(KvAttendKernel, PrecisionClasses) {
-  for (const char* codec : {"turboquant:1", "turboquant:2", "turboquant:3", "turboquant:4", "turboquant:5", "turboquant:6", "affine:2", "affine:3",
-                            "affine:4", "affine:5", "affine:6", "affine:8", "affine:8,group=32", "full:fp16", "full:bf16", "full:fp32"})
+  for (const char* codec :
+       {"turboquant:1", "turboquant:2", "turboquant:3", "turboquant:4", "turboquant:5", "turboquant:6", "affine:2", "affine:3", "affine:4",
+        "affine:5", "affine:6", "affine:8", "affine:8,group=32", "full:fp16", "full:bf16", "full:fp32"})
     for (const int dim : {64, 80, 112, 256})
       for (const int group : {1, 3, 5})
         for (const int rows : {1, 2, 40}) {
@@ -178,9 +179,7 @@ TEST(KvAttendKernel, OddQueriesStayInTheirRows) {
         const std::vector<float> clean = c.attend(false), out = spoiled.attend(false);
         EXPECT_TRUE(std::isnan(out[3 * dim]));
         for (size_t i = 0; i < out.size(); ++i) {
-          if (i / dim != 3) {
-            EXPECT_NEAR(out[i], clean[i], 1e-6);
-          }
+          if (i / dim != 3) { EXPECT_NEAR(out[i], clean[i], 1e-6); }
         }
       });
     }
