@@ -212,8 +212,16 @@ HWY_INLINE void AddUnit(const uint8_t* HWY_RESTRICT unit, const uint8_t* HWY_RES
   if constexpr (kQuad < 7) AddUnit<kBits, kRows, kQuad + 1>(unit, x, stride, sums);
 }
 
+// One vector of a record's scales or biases.
+HWY_INLINE VF LoadScales(Dtype type, const uint8_t* HWY_RESTRICT tail, size_t at) {
+  const DF d;
+  if (type == Dtype::f16) return LoadAsFloat<Dtype::f16>(d, tail, at);
+  if (type == Dtype::bf16) return LoadAsFloat<Dtype::bf16>(d, tail, at);
+  return LoadAsFloat<Dtype::f32>(d, tail, at);
+}
+
 // One panel (one slice of its lanes) times kRows rows of x.
-template <int kBits, Dtype kScale, size_t kRows>
+template <int kBits, size_t kRows>
 HWY_NOINLINE void PanelRows(const PackedMatrix& m, const PreparedRow& layout, const uint8_t* HWY_RESTRICT panel, size_t slice,
                             const uint8_t* HWY_RESTRICT x, float* HWY_RESTRICT out, size_t ldo) {
   const DF d;
@@ -237,7 +245,8 @@ HWY_NOINLINE void PanelRows(const PackedMatrix& m, const PreparedRow& layout, co
       AddUnit<kBits, kRows>(panel + u * unit_bytes + 4 * kLanes * slice, at, layout.bytes, sums);
     }
     const uint8_t* const tail = panel + units * unit_bytes;
-    const VF scale = LoadAsFloat<kScale>(d, tail, slice * kLanes), bias = LoadAsFloat<kScale>(d, tail, kPackedRows + slice * kLanes);
+    const VF scale = LoadScales(m.scale_type, tail, slice * kLanes);
+    const VF bias = LoadScales(m.scale_type, tail, kPackedRows + slice * kLanes);
 #pragma GCC unroll 8
     for (size_t r = 0; r < kRows; ++r) {
       const auto* row = reinterpret_cast<const float*>(x + r * layout.bytes);
@@ -250,12 +259,12 @@ HWY_NOINLINE void PanelRows(const PackedMatrix& m, const PreparedRow& layout, co
   for (size_t r = 0; r < kRows; ++r) hn::Store(acc[r], d, out + r * ldo + slice * kLanes);
 }
 
-template <int kBits, Dtype kScale, size_t kRows>
+template <int kBits, size_t kRows>
 HWY_INLINE void Slices(const PackedMatrix& m, const PreparedRow& layout, const uint8_t* panel, const uint8_t* x, float* out, size_t ldo) {
-  for (size_t slice = 0; slice < kSlices; ++slice) PanelRows<kBits, kScale, kRows>(m, layout, panel, slice, x, out, ldo);
+  for (size_t slice = 0; slice < kSlices; ++slice) PanelRows<kBits, kRows>(m, layout, panel, slice, x, out, ldo);
 }
 
-template <int kBits, Dtype kScale>
+template <int kBits>
 void Multiply(const PackedMatrix& m, const uint8_t* prepared, size_t rows, size_t first, size_t panels, float* out, size_t ldo) {
   const PreparedRow layout(m);
   for (size_t p = 0; p < panels; ++p) {
@@ -265,28 +274,19 @@ void Multiply(const PackedMatrix& m, const uint8_t* prepared, size_t rows, size_
       float* to = out + r * ldo + p * kPackedRows;
       size_t step = std::min(rows - r, kRowTile);
       switch (step) {
-        case 1: Slices<kBits, kScale, 1>(m, layout, panel, x, to, ldo); break;
-        case 2: Slices<kBits, kScale, 2>(m, layout, panel, x, to, ldo); break;
-        case 3: Slices<kBits, kScale, 3>(m, layout, panel, x, to, ldo); break;
+        case 1: Slices<kBits, 1>(m, layout, panel, x, to, ldo); break;
+        case 2: Slices<kBits, 2>(m, layout, panel, x, to, ldo); break;
+        case 3: Slices<kBits, 3>(m, layout, panel, x, to, ldo); break;
         default:
           step = step < kRowTile ? 4 : kRowTile;
           if (step == 4) {
-            Slices<kBits, kScale, 4>(m, layout, panel, x, to, ldo);
+            Slices<kBits, 4>(m, layout, panel, x, to, ldo);
           } else {
-            Slices<kBits, kScale, kRowTile>(m, layout, panel, x, to, ldo);
+            Slices<kBits, kRowTile>(m, layout, panel, x, to, ldo);
           }
       }
       r += step;
     }
-  }
-}
-
-template <int kBits>
-void MultiplyTyped(const PackedMatrix& m, const uint8_t* prepared, size_t rows, size_t first, size_t panels, float* out, size_t ldo) {
-  switch (m.scale_type) {
-    case Dtype::f16: return Multiply<kBits, Dtype::f16>(m, prepared, rows, first, panels, out, ldo);
-    case Dtype::bf16: return Multiply<kBits, Dtype::bf16>(m, prepared, rows, first, panels, out, ldo);
-    case Dtype::f32: return Multiply<kBits, Dtype::f32>(m, prepared, rows, first, panels, out, ldo);
   }
 }
 }  // namespace packed
@@ -306,12 +306,12 @@ void PackedPrepare(const PackedMatrix& m, Dtype x_type, const void* x, size_t ro
 void PackedMultiply(const PackedMatrix& m, const void* prepared, size_t rows, size_t first, size_t panels, float* out, size_t ldo) {
   const auto* x = static_cast<const uint8_t*>(prepared);
   switch (m.bits) {
-    case 2: return packed::MultiplyTyped<2>(m, x, rows, first, panels, out, ldo);
-    case 3: return packed::MultiplyTyped<3>(m, x, rows, first, panels, out, ldo);
-    case 4: return packed::MultiplyTyped<4>(m, x, rows, first, panels, out, ldo);
-    case 5: return packed::MultiplyTyped<5>(m, x, rows, first, panels, out, ldo);
-    case 6: return packed::MultiplyTyped<6>(m, x, rows, first, panels, out, ldo);
-    default: return packed::MultiplyTyped<8>(m, x, rows, first, panels, out, ldo);
+    case 2: return packed::Multiply<2>(m, x, rows, first, panels, out, ldo);
+    case 3: return packed::Multiply<3>(m, x, rows, first, panels, out, ldo);
+    case 4: return packed::Multiply<4>(m, x, rows, first, panels, out, ldo);
+    case 5: return packed::Multiply<5>(m, x, rows, first, panels, out, ldo);
+    case 6: return packed::Multiply<6>(m, x, rows, first, panels, out, ldo);
+    default: return packed::Multiply<8>(m, x, rows, first, panels, out, ldo);
   }
 }
 
