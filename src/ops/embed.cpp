@@ -48,19 +48,13 @@ class Embed : public Node {
   Embed(mx::Stream stream, WeightFormat format) : Node(stream), format_(std::move(format)) {}
 
   void eval_cpu(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs) override {
-    auto& encoder = mx::cpu::get_command_encoder(stream());
-    size_t next = 0;
-    const auto take = [&] {
-      const mx::array& input = inputs[next++];
-      encoder.set_input_array(input);
-      return row_contiguous(input, encoder);
-    };
+    InputTaker take(inputs, stream());
     const mx::array ids = take();
-    const LinearJob table = job_of(format_, take);
+    const LinearJob table = job_of(format_, [&take] { return take(); });
     mx::array& out = outputs[0];
     out.set_data(mx::allocator::malloc(out.nbytes()));
-    encoder.set_output_array(out);
-    dispatch(encoder, [table, ids = ids.data<int64_t>(), count = ids.size(), type = dtype_of(out, "embed"), to = out.data<void>()] {
+    take.encoder().set_output_array(out);
+    dispatch(take.encoder(), [table, ids = ids.data<int64_t>(), count = ids.size(), type = dtype_of(out, "embed"), to = out.data<void>()] {
       gather_rows(table, ids, count, type, to);
     });
   }

@@ -18,24 +18,7 @@
 namespace tersor::ops {
 namespace {
 
-// Hands out a node's inputs one after the other, as contiguous arrays.
-class Taker {
- public:
-  Taker(const std::vector<mx::array>& inputs, mx::Stream stream) : inputs_(inputs), encoder_(mx::cpu::get_command_encoder(stream)) {}
-  mx::array operator()() {
-    const mx::array& input = inputs_[next_++];
-    encoder_.set_input_array(input);
-    return row_contiguous(input, encoder_);
-  }
-  mx::cpu::CommandEncoder& encoder() { return encoder_; }
-
- private:
-  const std::vector<mx::array>& inputs_;
-  mx::cpu::CommandEncoder& encoder_;
-  size_t next_ = 0;
-};
-
-NormJob norm_job(Taker& take, float eps) {
+NormJob norm_job(InputTaker& take, float eps) {
   const mx::array weight = take();
   return {weight.data<void>(), dtype_of(weight, "layer"), eps};
 }
@@ -71,7 +54,7 @@ class ProjectQkv : public Node {
   ProjectQkv(mx::Stream stream, Params params) : Node(stream), params_(std::move(params)) {}
 
   void eval_cpu(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs) override {
-    Taker take(inputs, stream());
+    InputTaker take(inputs, stream());
     LinearRun run;
     run.type = dtype_of(inputs[0], "project_qkv");
     run.x = take().data<void>();
@@ -95,7 +78,7 @@ class ProjectQkv : public Node {
   bool is_equivalent(const mx::Primitive& other) const override { return params_ == static_cast<const ProjectQkv&>(other).params_; }
 
  private:
-  RopeRun turn(Taker& take, Dtype type, const mx::array& x, std::vector<mx::array>& outputs) const {
+  RopeRun turn(InputTaker& take, Dtype type, const mx::array& x, std::vector<mx::array>& outputs) const {
     const mx::array inv_freq = take();
     RopeRun run{};
     run.inv_freq = inv_freq.data<float>(), run.pairs = inv_freq.size();
@@ -121,7 +104,7 @@ class FeedForwardNode : public Node {
       : Node(stream), eps_(eps), formats_(std::move(formats)) {}
 
   void eval_cpu(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs) override {
-    Taker take(inputs, stream());
+    InputTaker take(inputs, stream());
     LinearRun out, inner, down;
     out.type = inner.type = down.type = dtype_of(inputs[1], "feed_forward");
     out.kind = down.kind = LinearKind::add, inner.kind = LinearKind::swiglu;

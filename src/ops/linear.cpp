@@ -24,14 +24,7 @@ class Linear : public Node {
       : Node(stream), kind_(kind), norm_eps_(norm_eps), formats_(std::move(formats)) {}
 
   void eval_cpu(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs) override {
-    auto& encoder = mx::cpu::get_command_encoder(stream());
-    size_t next = 0;
-    // Strided inputs are copied by the stream; what is returned lives until the stream has passed it.
-    const auto take = [&] {
-      const mx::array& input = inputs[next++];
-      encoder.set_input_array(input);
-      return row_contiguous(input, encoder);
-    };
+    InputTaker take(inputs, stream());
     LinearRun run;
     run.kind = kind_;
     run.type = dtype_of(inputs[0], "linear");
@@ -41,14 +34,14 @@ class Linear : public Node {
       run.norm = {weight.data<void>(), dtype_of(weight, "linear"), *norm_eps_};
     }
     if (kind_ == LinearKind::add) run.residual = take().data<void>();
-    for (const auto& format : formats_) run.jobs.push_back(job_of(format, take));
+    for (const auto& format : formats_) run.jobs.push_back(job_of(format, [&take] { return take(); }));
     run.rows = inputs[0].size() / run.jobs[0].in_features();
     for (size_t j = 0; j < outputs.size(); ++j) {
       outputs[j].set_data(mx::allocator::malloc(outputs[j].nbytes()));
-      encoder.set_output_array(outputs[j]);
+      take.encoder().set_output_array(outputs[j]);
       run.jobs[j].out = outputs[j].data<void>();
     }
-    dispatch(encoder, [run = std::move(run)] { run_linear(run); });
+    dispatch(take.encoder(), [run = std::move(run)] { run_linear(run); });
   }
   void eval_gpu(const std::vector<mx::array>&, std::vector<mx::array>&) override {
     throw std::runtime_error("[linear] the CPU kernel was asked to run on a GPU stream");

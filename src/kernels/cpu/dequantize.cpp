@@ -1,27 +1,10 @@
 #include "kernels/cpu/dequantize.h"
 
 #include "kernels/cpu/float_convert.h"
+#include "kernels/cpu/weight_codes.h"
 
 namespace tersor::kernels {
 namespace {
-
-// 32 codes fill kBits words; the loop has a constant length, so the compiler unrolls it with constant shifts.
-template <int kBits>
-void decode_unit(const uint32_t* words, float scale, float bias, float* out) {
-#pragma GCC unroll 32
-  for (int code = 0; code < 32; ++code) {
-    const int start = code * kBits, word = start / 32, shift = start % 32;
-    uint32_t value = words[word] >> shift;
-    if (shift + kBits > 32) value |= words[word + 1] << (32 - shift);
-    out[code] = scale * static_cast<float>(value & ((1u << kBits) - 1)) + bias;
-  }
-}
-
-float number_at(Dtype type, const void* data, size_t i) {
-  if (type == Dtype::f32) return static_cast<const float*>(data)[i];
-  const uint16_t bits = static_cast<const uint16_t*>(data)[i];
-  return type == Dtype::f16 ? half_to_float(bits) : bfloat_to_float(bits);
-}
 
 template <int kBits>
 void decode_row(const LinearMatrix& m, size_t row, float* out) {
@@ -30,7 +13,8 @@ void decode_row(const LinearMatrix& m, size_t row, float* out) {
   for (size_t g = 0; g < groups; ++g) {
     const float scale = number_at(m.scale_type, m.scales, row * groups + g);
     const float bias = number_at(m.bias_type, m.biases, row * groups + g);
-    for (int unit = 0; unit < m.group; unit += 32, words += kBits, out += 32) decode_unit<kBits>(words, scale, bias, out);
+    for (int unit = 0; unit < m.group; unit += 32, words += kBits, out += 32)
+      for_each_code<kBits>(words, [&](int i, uint32_t code) { out[i] = scale * static_cast<float>(code) + bias; });
   }
 }
 

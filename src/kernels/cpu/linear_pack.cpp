@@ -3,6 +3,7 @@
 #include <cstring>
 
 #include "kernels/cpu/linear_packed.h"
+#include "kernels/cpu/weight_codes.h"
 
 namespace tersor::kernels {
 namespace {
@@ -21,18 +22,6 @@ constexpr Planes planes_of(int bits) {
     case 5: return {{{4, 0}, {1, 4}}, 2};
     case 6: return {{{4, 0}, {2, 4}}, 2};
     default: return {{{bits, 0}, {0, 0}}, 1};
-  }
-}
-
-// 32 codes of one row, from words that hold them LSB first.
-template <int kBits>
-void read_codes(const uint32_t* words, uint8_t (&codes)[32]) {
-#pragma GCC unroll 32
-  for (int code = 0; code < 32; ++code) {
-    const int start = code * kBits, word = start / 32, shift = start % 32;
-    uint32_t value = words[word] >> shift;
-    if (shift + kBits > 32) value |= words[word + 1] << (32 - shift);
-    codes[code] = value & ((1u << kBits) - 1);
   }
 }
 
@@ -66,12 +55,6 @@ void read_lane(const uint8_t* lane, uint8_t (&codes)[32]) {
   }
 }
 
-float number_at(Dtype type, const void* data, size_t i) {
-  if (type == Dtype::f32) return static_cast<const float*>(data)[i];
-  const uint16_t bits = static_cast<const uint16_t*>(data)[i];
-  return type == Dtype::f16 ? half_to_float(bits) : bfloat_to_float(bits);
-}
-
 void copy_number(Dtype from_type, const void* from, size_t i, Dtype to_type, uint8_t* to) {
   if (from_type == to_type) {
     std::memcpy(to, static_cast<const char*>(from) + i * size_of(from_type), size_of(to_type));
@@ -92,7 +75,7 @@ void pack(const LinearMatrix& m, const PackedMatrix& shape, size_t panel, uint8_
     for (size_t g = 0; g < groups; ++g, record += shape.record_bytes()) {
       uint8_t codes[32];
       for (size_t u = 0; u < units; ++u, words += kBits) {
-        read_codes<kBits>(words, codes);
+        for_each_code<kBits>(words, [&](int i, uint32_t code) { codes[i] = static_cast<uint8_t>(code); });
         write_lane<kBits>(codes, record + u * shape.unit_bytes() + 4 * lane);
       }
       uint8_t* const scales = record + units * shape.unit_bytes();
