@@ -13,6 +13,10 @@
 #include "tersor/codec.h"
 #include "tersor/ops.h"
 
+namespace tersor::ops {
+class Recording;  // ops/fuse.h
+}
+
 namespace tersor::cache {
 
 namespace mx = mlx::core;
@@ -71,6 +75,11 @@ class LayerCache {
   /// rows can reach are kept in full precision.
   mx::array attend(const mx::array& q, const AttendOptions& options = {});
 
+  /// Whether one more token goes to the same buffers as the last one did and nothing else changes.
+  bool advances() const;
+  /// Takes in a token that a repeated step has appended (KvCache::repeat).
+  void advance();
+
   int64_t tokens() const;
   const LayerShape& shape() const;
   /// Room for `tokens` in all without further growth; exact, so that nothing is over-allocated.
@@ -106,7 +115,11 @@ class KvCache {
   KvCache(const KvSpec& spec, int layers, LayerShape shape, Dtype full_dtype, ops::Policy policy,
           ops::Precision precision = ops::Precision::int16);
 
-  LayerCache& layer(int i) { return layers_.at(i); }
+  /// Waits for a repeated step, which changes the layers' memory behind the back of their arrays.
+  LayerCache& layer(int i) {
+    settle();
+    return layers_.at(i);
+  }
   const LayerCache& layer(int i) const { return layers_.at(i); }
   int layers() const { return static_cast<int>(layers_.size()); }
   const KvSpec& spec() const { return spec_; }
@@ -119,8 +132,12 @@ class KvCache {
   KvCache copy() const;
   void eval() const;  // finish pending appends
   /// Makes one graph node of `result` and of what has been appended and attended for it, and returns the array that stands for it: a
-  /// decode step then costs MLX one node. `result` itself must not be used any more.
-  mx::array fuse(const mx::array& result);
+  /// decode step then costs MLX one node. `result` itself must not be used any more. A step of one token can be repeated: `ids` is the
+  /// array of its id, which from now on belongs to the cache, and `model` a number that no other model has.
+  mx::array fuse(const mx::array& result, const mx::array& ids, uint64_t model);
+  /// The next step without building its graph: what fuse() would return for the token `ids` after the step that was fused last. Nothing
+  /// when that cannot be: another model, more than one token, buffers that must grow or move, or anything done to the cache in between.
+  std::optional<mx::array> repeat(const mx::array& ids, uint64_t model);
 
   uint64_t bytes() const;
   /// What the same tokens would take in 16-bit (or full_dtype) keys and values.
@@ -137,6 +154,18 @@ class KvCache {
 
  private:
   KvCache() = default;
+  void settle() const;
+
+  // A fused step and what has happened to it.
+  struct Step {
+    std::shared_ptr<ops::Recording> recording;
+    uint64_t model;
+    int64_t tokens;      // in the cache after it
+    mx::array done;      // of its latest run
+    bool again = false;  // it was repeated: the layers' arrays do not wait for `done`
+  };
+  mutable std::optional<Step> step_;
+
   KvSpec spec_;
   Dtype full_dtype_ = Dtype::f16;
   std::vector<LayerCache> layers_;

@@ -3,7 +3,7 @@
 #include <algorithm>
 
 #include "cache/layer_state.h"
-#include "ops/node.h"
+#include "ops/fuse.h"
 
 namespace tersor::cache {
 namespace {
@@ -32,9 +32,16 @@ KvCache::KvCache(const KvSpec& spec, int layers, LayerShape shape, Dtype full_dt
   }
 }
 
+// After this the layers' arrays are all there is to know.
+void KvCache::settle() const {
+  if (step_ && step_->again) mx::eval(step_->done);
+  step_.reset();
+}
+
 int64_t KvCache::tokens() const { return layers_.empty() ? 0 : layers_.front().tokens(); }
 
 void KvCache::reserve(int64_t tokens) {
+  settle();
   for (LayerCache& layer : layers_) layer.reserve(tokens);
 }
 
@@ -46,12 +53,14 @@ int64_t KvCache::trimmable() const {
 
 int64_t KvCache::trim(int64_t n) {
   if (n <= 0 || n > tokens() || (n > trimmable() && n != tokens())) return 0;
+  settle();
   for (LayerCache& layer : layers_)
     if (layer.trim(n) != n) throw std::logic_error("layers of one cache disagree about trimming");
   return n;
 }
 
 KvCache KvCache::copy() const {
+  settle();
   KvCache other;
   other.spec_ = spec_, other.full_dtype_ = full_dtype_;
   for (const LayerCache& layer : layers_) other.layers_.push_back(layer.copy());
@@ -60,6 +69,7 @@ KvCache KvCache::copy() const {
 
 void KvCache::eval() const {
   std::vector<mx::array> all;
+  if (step_) all.push_back(step_->done);
   for (const LayerCache& layer : layers_) {
     const auto arrays = layer.arrays();
     all.insert(all.end(), arrays.begin(), arrays.end());
@@ -67,7 +77,8 @@ void KvCache::eval() const {
   mx::eval(all);
 }
 
-mx::array KvCache::fuse(const mx::array& result) {
+mx::array KvCache::fuse(const mx::array& result, const mx::array& ids, uint64_t model) {
+  settle();
   std::vector<mx::array> pending{result};
   std::vector<mx::array*> places;
   for (LayerCache& layer : layers_) {
@@ -82,9 +93,21 @@ mx::array KvCache::fuse(const mx::array& result) {
     if (s.recent) add(*s.recent);
     s.ticket.reset();  // what is written next depends on the fused node, which has read everything
   }
-  auto fused = ops::fuse(pending);
-  for (size_t i = 0; i < places.size(); ++i) *places[i] = std::move(fused[1 + i]);
-  return std::move(fused[0]);
+  auto fused = ops::fuse(pending, ids);
+  for (size_t i = 0; i < places.size(); ++i) *places[i] = std::move(fused.results[1 + i]);
+  if (fused.recording && ids.size() == 1) step_ = Step{std::move(fused.recording), model, tokens(), std::move(fused.done)};
+  return std::move(fused.results[0]);
+}
+
+std::optional<mx::array> KvCache::repeat(const mx::array& ids, uint64_t model) {
+  if (!step_ || step_->model != model) return std::nullopt;
+  for (const LayerCache& layer : layers_)
+    if (!layer.advances()) return std::nullopt;
+  auto next = ops::repeat(step_->recording, ids, tokens() + 1 - step_->tokens, step_->done);
+  if (!next) return std::nullopt;
+  for (LayerCache& layer : layers_) layer.advance();
+  step_->done = std::move(next->done), step_->again = true;
+  return std::move(next->result);
 }
 
 uint64_t KvCache::bytes() const {

@@ -134,6 +134,7 @@ void restore(LayerCache::State& state, const safetensors::File& file, const Head
 }  // namespace
 
 void KvCache::save(const std::filesystem::path& path, const Identity& model, const Identity& extra) const {
+  settle();
   std::vector<Saved> saved;
   std::map<std::string, std::string> header{{"format", kFormat},
                                             {"version", kVersion},

@@ -145,12 +145,12 @@ mx::array LayerCache::attend(const mx::array& q, const AttendOptions& options) {
   if (s.sink_slab) reads.push_back({&*s.sink_slab, {}, {}, {}, {}});
   for (const ops::KvSlab& slab : s.body) {
     if (slab.count == 0) continue;
-    ops::KvRead read{&slab, {}, {}, {}, {}};
+    ops::KvRead read{&slab, {}, {}, {}, {}, s.tokens == slab.first + slab.count};
     if (s.sinks) read.lo_abs = s.sinks;
     if (s.recent) read.hi_abs = s.recent->first, read.hi_rel = 1 - s.window;
     reads.push_back(read);
   }
-  if (s.recent) reads.push_back({&*s.recent, std::max(s.recent->first, s.sinks), 1 - s.window, {}, {}});
+  if (s.recent) reads.push_back({&*s.recent, std::max(s.recent->first, s.sinks), 1 - s.window, {}, {}, true});
   auto [out, ticket] = ops::kv_attend(q, reads, options, s.tokens - shape.tokens, s.attend_choice, s.ticket);
   s.ticket = std::move(ticket);
   // A long chunk has left a long window behind.
@@ -159,6 +159,20 @@ mx::array LayerCache::attend(const mx::array& q, const AttendOptions& options) {
     s.recent = moved(*s.recent, first, room(s.tokens - first, recent_limit(s)));
   }
   return out;
+}
+
+bool LayerCache::advances() const {
+  const State& s = *state_;
+  if (s.body.empty() || s.tokens == 0 || s.tokens <= s.sinks) return false;
+  const auto last = std::find_if(s.body.rbegin(), s.body.rend(), [](const ops::KvSlab& slab) { return slab.count > 0; });
+  return last != s.body.rend() && last->count < last->capacity && (!s.recent || s.recent->count < s.recent->capacity);
+}
+
+void LayerCache::advance() {
+  State& s = *state_;
+  std::find_if(s.body.rbegin(), s.body.rend(), [](const ops::KvSlab& slab) { return slab.count > 0; })->count += 1;
+  if (s.recent) s.recent->count += 1;
+  s.tokens += 1;
 }
 
 int64_t LayerCache::tokens() const { return state_->tokens; }

@@ -73,6 +73,7 @@ void kv_slide(KvSlab& slab, int64_t tokens, const std::optional<mx::array>& afte
 struct KvRead {
   const KvSlab* slab;
   std::optional<int64_t> lo_abs, lo_rel, hi_abs, hi_rel;
+  bool grows = false;  // the tokens after these will be appended to it
 };
 
 struct KvAttended {

@@ -46,7 +46,9 @@ class KvAppend : public Node {
       jobs.push_back(encode_params(call_.targets[i], false, rows_of(v, call_.values), slab));
     }
     // The formats must outlive the work.
-    dispatch(encoder, [jobs = std::move(jobs), targets = call_.targets] {
+    dispatch(encoder, [first = std::move(jobs), targets = call_.targets](Later later) {
+      auto jobs = first;
+      for (auto& job : jobs) job.first += later.tokens;
       std::vector<size_t> ends;
       size_t total = 0;
       for (const auto& job : jobs) ends.push_back(total += kernels::kv_encode_tasks(job));

@@ -68,9 +68,14 @@ class KvAttend : public Node {
     size_t next = 1 + call_.sources.size();
     if (call_.has_mask) set_mask(p, inputs[next++]);
     if (call_.has_sinks) p.sinks = inputs[next].data<float>();
-    dispatch(encoder, [p, segments = std::move(segments), formats = call_.sources, ticket = outputs[1].data<uint8_t>()]() mutable {
-      p.segments = segments.data(), p.segment_count = segments.size();
-      run(p);
+    dispatch(encoder, [p, segments = std::move(segments), sources = call_.sources, ticket = outputs[1].data<uint8_t>()](Later later) {
+      kernels::KvAttend now = p;
+      std::vector<kernels::KvSegment> grown = segments;
+      for (size_t i = 0; i < grown.size(); ++i)
+        if (sources[i].grows) grown[i].count += later.tokens;
+      now.position += later.tokens;
+      now.segments = grown.data(), now.segment_count = grown.size();
+      run(now);
       *ticket = 1;
     });
   }
@@ -78,6 +83,7 @@ class KvAttend : public Node {
     require_gpu_plugin("kv_attend").kv_attend(stream(), call_, inputs, outputs);
   }
   const char* name() const override { return "TersorKvAttend"; }
+  bool repeats() const override { return !call_.has_mask; }  // whose width is the number of tokens
 
  private:
   kernels::KvAttend params(const mx::array& q, mx::array& out) const {
@@ -107,7 +113,7 @@ class KvAttend : public Node {
 
 KvSource source_of(const KvRead& read) {
   const KvSlab& slab = *read.slab;
-  KvSource source{slab.format, slab.capacity, slab.first, slab.count};
+  KvSource source{slab.format, slab.capacity, slab.first, slab.count, read.grows};
   source.lo_abs = read.lo_abs.value_or(source.lo_abs);
   source.lo_rel = read.lo_rel.value_or(source.lo_rel);
   if (read.hi_abs || read.hi_rel) source.hi_abs = read.hi_abs.value_or(KvSource::kUnset);

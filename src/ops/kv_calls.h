@@ -25,6 +25,7 @@ struct KvSource {
   static constexpr int64_t kUnset = INT64_MIN / 4, kAll = INT64_MAX / 4;
   std::shared_ptr<const KvFormat> format;
   int64_t capacity, first, count;
+  bool grows = false;
   int64_t lo_abs = kUnset, lo_rel = kUnset, hi_abs = kAll, hi_rel = kUnset;
 };
 /// Inputs: q, the slabs, then mask and sinks if any, perhaps an earlier ticket. Outputs: the result and the ticket.

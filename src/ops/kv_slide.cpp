@@ -36,6 +36,7 @@ class KvSlide : public Node {
   }
   const char* name() const override { return "TersorKvSlide"; }
   int memory_of(int) const override { return 0; }
+  bool repeats() const override { return false; }
 
  private:
   std::shared_ptr<const KvFormat> format_;

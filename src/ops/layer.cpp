@@ -63,12 +63,14 @@ class ProjectQkv : public Node {
     run.rows = inputs[0].size() / run.jobs[0].in_features();
     for (auto& output : outputs) make_output(output, take.encoder());
     dispatch(take.encoder(),
-             [run = std::move(run), turn = turn(take, run.type, inputs[0], outputs), v = outputs[2].data<char>()]() mutable {
+             [run = std::move(run), turn = turn(take, run.type, inputs[0], outputs), v = outputs[2].data<char>()](Later later) mutable {
                const auto [q, k] = rooms<2>({run.rows * run.jobs[0].out_features(), run.rows * run.jobs[1].out_features()}, run.type);
                run.jobs[0].out = q, run.jobs[1].out = k, run.jobs[2].out = v;
                run_linear(run);
                turn.parts[0].from = q, turn.parts[1].from = k;
-               run_rope(turn);
+               RopeRun now = turn;
+               now.position += later.tokens;
+               run_rope(now);
              });
   }
   void eval_gpu(const std::vector<mx::array>&, std::vector<mx::array>&) override {

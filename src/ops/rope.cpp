@@ -48,7 +48,11 @@ class Rope : public Node {
           rope_part(dtype_of(in[i], "rope"), static_cast<size_t>(in[i].shape(2)), params_.head_dim, work.pairs, weight, params_.eps);
       work.parts[i].from = in[i].data<char>(), work.parts[i].to = outputs[i].data<char>();
     }
-    dispatch(encoder, [work] { run_rope(work); });
+    dispatch(encoder, [work](Later later) {
+      RopeRun now = work;
+      now.position += later.tokens;
+      run_rope(now);
+    });
   }
   void eval_gpu(const std::vector<mx::array>&, std::vector<mx::array>&) override {
     throw std::runtime_error("[rope] the CPU kernel was asked to run on a GPU stream");
