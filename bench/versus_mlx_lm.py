@@ -4,8 +4,8 @@
     .venv/bin/python bench/versus_mlx_lm.py --shape llama-3.2-1b --weights affine:4 --depth 1024,32768 --kv full --kv turboquant:4
         [--prefill 8192] [--rounds 3] [--steps 32] [--mlx-lm FOLDER] [--out FILE.json]
 
-Precision class: same weights, that is, as many bits in the same format; activations meet them as tersor's report says, in mlx_lm in
-bfloat16 (float16 for --weights f16). Caches are filled with random keys and values up to each depth. The next step's input is the
+Precision class: same weights, that is, codes of as many bits in the same groups; activations meet them as tersor's report says, in
+mlx_lm in --mlx-dtype, which is the type of its scales and dense weights too. Caches are filled with random keys and values up to each depth. The next step's input is the
 likeliest token of the last one; mlx_lm runs one step ahead as its own generate does. A process of tersor each round makes the same
 model anew. The figure is the median over rounds of tokens per second, raw samples are kept, and ratios are medians of the ratios
 within a round.
@@ -92,7 +92,8 @@ class MlxLm:
         config = self.tersor.reports[0]["config"]
         family, self.caches, version = import_models(self.options.mlx_lm, config["model_type"])
         self.version, self.mx, self.config = version.__version__, mx, config
-        self.dtype = mx.float16 if self.options.weights == "f16" else mx.bfloat16
+        name = self.options.mlx_dtype or ("float32" if mx.default_device() == mx.Device(mx.cpu) else "bfloat16")
+        self.dtype = getattr(mx, name)
         network = family.Model(family.ModelArgs.from_dict(config))
         network.set_dtype(self.dtype)
         if "bits" in config.get("quantization", {}):
@@ -177,6 +178,11 @@ def parse_options():
     parser.add_argument("--kv", action="append", help="settings of tersor's cache (default: full, turboquant:4)")
     parser.add_argument("--steps", type=int, default=32)
     parser.add_argument("--mlx-steps", type=int, help="steps of mlx_lm a round, where it is slow (default: --steps)")
+    parser.add_argument(
+        "--mlx-dtype",
+        choices=["bfloat16", "float16", "float32"],
+        help="of mlx_lm's activations, caches, scales and dense weights (default: bfloat16, on a CPU float32, which is its fastest there)",
+    )
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--chunk", type=int, help="prompt tokens that tersor processes at a time")
     parser.add_argument("--precision", default="int16", help="of tersor's linear layers on a CPU: int16 or exact (default: %(default)s)")
@@ -205,6 +211,7 @@ def main():
             "filled": "random",
             "steps": options.steps,
             "mlx_lm": peer.version,
+            "mlx_lm_dtype": str(peer.dtype).removeprefix("mlx.core."),
             "mlx": peer.mx.__version__,
             "python": platform.python_version(),
             "driver": driver_version(),

@@ -42,13 +42,13 @@ struct Results {
   std::vector<PrefillResult> prefill;
 };
 
+cache::LayerShape layer_shape(const model::Config& c) { return {1, c.kv_heads, c.head_dim, c.head_dim}; }
+
 // The most that caches take at one time: all settings of one depth, with copies where a measurement cannot go back by trimming.
 uint64_t cache_bytes(const Plan& plan, int64_t tokens) {
-  const model::Config& c = plan.config;
   uint64_t sum = 0;
   for (const auto& spec : plan.specs)
-    sum += (spec.window ? 2 : 1) *
-           cache::expected_bytes(spec, c.layers, {1, c.kv_heads, c.head_dim, c.head_dim}, plan.setup.full_dtype, tokens);
+    sum += (spec.window ? 2 : 1) * cache::expected_bytes(spec, plan.config.layers, layer_shape(plan.config), plan.setup.full_dtype, tokens);
   return sum;
 }
 
@@ -64,6 +64,8 @@ Plan::Plan(const Options& options)
   int deepest = *std::max_element(options.depths.begin(), options.depths.end()) + setup.steps;
   for (const int tokens : options.prefill) deepest = std::max(deepest, tokens);
   config.context = std::max(config.context, deepest);  // random weights do not mind
+  for (const auto& spec : specs)                       // refused before anything slow
+    cache::KvCache(spec, config.layers, layer_shape(config), setup.full_dtype, options.compute.policy(), options.compute.precision_class());
   const uint64_t caches = cache_bytes(*this, deepest);
   model::require_device_memory(weight_bytes + caches,
                                options.shape + ": weights of " + weights.str() + " (" + human_bytes(weight_bytes) + ") and caches of " +

@@ -93,11 +93,13 @@ class Arm {
   void fill(std::span<const mx::array> block, Progress& progress) {
     for (int i = 0; i < cache_.layers(); ++i) {
       cache::LayerCache& layer = cache_.layer(i);
+      const mx::array q = mx::zeros({1, 1, model_.config().heads * model_.config().head_dim});
       for (int64_t done = 0; done < depth_; done = layer.tokens()) {
         throw_if_interrupted();
         const int count = static_cast<int>(std::min<int64_t>(block[0].shape(1), depth_ - done));
         layer.append(first_tokens(block[0], count), first_tokens(block[1], count));
         mx::eval(layer.arrays());
+        if (result_.spec.window) mx::eval(layer.attend(q));  // encodes what the window does not keep
       }
       progress.update(i + 1, cache_.layers());
     }

@@ -113,13 +113,16 @@ uint64_t WeightType::bytes(int out, int in) const {
 }
 
 ops::LinearWeight random_linear(int out, int in, const WeightType& type, uint64_t seed) {
-  const float half_width = std::sqrt(3.0f / static_cast<float>(in));  // even over +-w: variance w^2 / 3
-  if (!type.bits) return {random_numbers({out, in}, type.dtype, random_word(seed, 0), -half_width, half_width), {}, {}, 0, 0, {}};
+  const float deviation = 1 / std::sqrt(static_cast<float>(in));
+  if (!type.bits) {
+    const float width = deviation * std::sqrt(3.0f);  // even over +-width
+    return {random_numbers({out, in}, type.dtype, random_word(seed, 0), -width, width), {}, {}, 0, 0, {}};
+  }
   if (in % type.group)
     throw Error("weights of " + type.str() + ": groups of " + std::to_string(type.group) + " do not divide rows of " + std::to_string(in) +
                 "; use smaller groups");
-  // A group's scales differ by up to 2; codes lie evenly around 0 since bias = -scale * (largest code) / 2.
-  const float largest = static_cast<float>((1 << type.bits) - 1), scale = 2 * half_width / largest;
+  // Codes are even over 0 ... largest, and around 0 once -scale * largest / 2 is added. Groups have scales that differ by up to 2.
+  const float largest = static_cast<float>((1 << type.bits) - 1), scale = deviation * std::sqrt(12 / (largest * (largest + 2)));
   const mx::Shape groups{out, in / type.group};
   const float low = scale * 2 / 3, high = scale * 4 / 3;
   return {random_codes({out, in / 32 * type.bits}, random_word(seed, 0)),
