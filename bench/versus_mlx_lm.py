@@ -5,10 +5,10 @@
         [--prefill 8192] [--rounds 3] [--steps 32] [--mlx-lm FOLDER] [--out FILE.json]
 
 Precision class: same weights, that is, codes of as many bits in the same groups; activations meet them as tersor's report says, in
-mlx_lm in --mlx-dtype, which is the type of its scales and dense weights too. Caches are filled with random keys and values up to each depth. The next step's input is the
-likeliest token of the last one; mlx_lm runs one step ahead as its own generate does. A process of tersor each round makes the same
-model anew. The figure is the median over rounds of tokens per second, raw samples are kept, and ratios are medians of the ratios
-within a round.
+mlx_lm in --mlx-dtype, which is the type of its scales and dense weights too. Caches are filled with random keys and values up to each
+depth. The next step's input is the likeliest token of the last one; mlx_lm runs one step ahead as its own generate does. A process
+of tersor each round makes the same model anew. The figure is the median over rounds of tokens per second, raw samples are kept, and
+ratios are medians of the ratios within a round.
 
 Of mlx_lm only mlx_lm.models is imported, which needs mlx alone: no transformers, no tokenizers, no network. --mlx-lm names the folder
 that holds the package where it is not installed.
@@ -81,6 +81,7 @@ class MlxLm:
     """The same shape in mlx_lm, made when tersor has said what the shape is."""
 
     CHUNK = 2048  # of mlx_lm's own prefill
+    WARM_STEPS = 4  # before each sample, not counted
 
     def __init__(self, options, tersor):
         self.options, self.tersor, self.network = options, tersor, None
@@ -100,9 +101,11 @@ class MlxLm:
             nn.quantize(network, **config["quantization"])
         mx.eval(network.parameters())
         self.network = network
-        self.prompts = {depth: self.filled(depth) for depth in whole_list(self.options.depth)}
+        for tokens in whole_list(self.options.prefill):
+            self.prefill(min(tokens, self.CHUNK))  # loads code and pages
+        self.filled_caches = {depth: self.fill(depth) for depth in whole_list(self.options.depth)}
 
-    def filled(self, depth):
+    def fill(self, depth):
         mx, config = self.mx, self.config
         layers = [self.caches.KVCache() for _ in range(config["num_hidden_layers"])]
         if depth:
@@ -111,7 +114,6 @@ class MlxLm:
             for layer in layers:
                 layer.update_and_fetch(keys, values)
                 mx.eval(layer.state)
-        self.decode(layers, 2)  # loads code and pages
         return layers
 
     def decode(self, layers, steps):
@@ -124,6 +126,9 @@ class MlxLm:
             return token
 
         token = mx.array([[0]])
+        for _ in range(self.WARM_STEPS):
+            token = step(token)
+        token.item()
         mx.synchronize()
         begin = time.perf_counter()
         token = step(token)
@@ -134,7 +139,7 @@ class MlxLm:
         token.item()
         seconds = time.perf_counter() - begin
         for layer in layers:
-            layer.trim(steps)
+            layer.trim(steps + self.WARM_STEPS)
         return seconds
 
     def prefill(self, tokens):
@@ -154,7 +159,7 @@ class MlxLm:
         if self.network is None:
             self.make()
         steps = self.options.mlx_steps or self.options.steps
-        samples = {f"decode {depth}": steps / self.decode(layers, steps) for depth, layers in self.prompts.items()}
+        samples = {f"decode {depth}": steps / self.decode(layers, steps) for depth, layers in self.filled_caches.items()}
         for tokens in whole_list(self.options.prefill):
             samples[f"prefill {tokens}"] = tokens / self.prefill(tokens)
         return {"mlx_lm": samples}
