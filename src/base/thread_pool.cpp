@@ -60,7 +60,7 @@ ThreadPool& ThreadPool::instance() {
   return pool;
 }
 
-ThreadPool::ThreadPool(size_t threads) {
+ThreadPool::ThreadPool(size_t threads) : runs_(std::make_unique<Run[]>(std::max<size_t>(1, threads))) {
   for (size_t worker = 1; worker < threads; ++worker) helpers_.emplace_back([this, worker] { helper(worker); });
 }
 
@@ -71,7 +71,20 @@ ThreadPool::~ThreadPool() {
   for (auto& thread : helpers_) thread.join();
 }
 
+void ThreadPool::drain_streams(size_t worker) {
+  constexpr uint64_t kFirst = 1, kEnd = uint64_t{1} << 32;
+  for (size_t i = 0; i < size(); ++i) {
+    std::atomic<uint64_t>& left = runs_[(worker + i) % size()].left;
+    for (uint64_t now = left.load(std::memory_order_relaxed); (now & (kEnd - 1)) < now >> 32;) {
+      if (!left.compare_exchange_weak(now, i == 0 ? now + kFirst : now - kEnd, std::memory_order_relaxed)) continue;
+      task_(arg_, i == 0 ? now & (kEnd - 1) : (now >> 32) - 1, worker);
+      now = left.load(std::memory_order_relaxed);
+    }
+  }
+}
+
 void ThreadPool::drain(size_t worker) {
+  if (order_ == Order::streams) return drain_streams(worker);
   for (size_t task; (task = next_.fetch_add(1, std::memory_order_relaxed)) < tasks_;) task_(arg_, task, worker);
 }
 
@@ -98,7 +111,7 @@ bool ThreadPool::join() {
   return false;
 }
 
-void ThreadPool::run_erased(size_t tasks, Task task, void* arg) {
+void ThreadPool::run_erased(size_t tasks, Order order, Task task, void* arg) {
   std::unique_lock<std::mutex> lock(busy_, std::defer_lock);
   if (tasks == 1 || helpers_.empty() || inside_region || !lock.try_lock()) {
     for (size_t i = 0; i < tasks; ++i) task(arg, i, 0);
@@ -108,7 +121,10 @@ void ThreadPool::run_erased(size_t tasks, Task task, void* arg) {
   tasks_ = tasks;
   task_ = task;
   arg_ = arg;
+  order_ = order;
   next_.store(0, std::memory_order_relaxed);
+  if (order == Order::streams)
+    for (uint64_t w = 0, n = tasks, all = size(); w < all; ++w) runs_[w].left.store(n * w / all | (n * (w + 1) / all) << 32, std::memory_order_relaxed);
   region_.store(kOpen, std::memory_order_release);
   epoch_.fetch_add(1, std::memory_order_release);
   epoch_.notify_all();

@@ -31,19 +31,32 @@ class ThreadPool {
   /// workers become free. Returns when all are done; everything written by tasks is visible to the caller. f must not throw.
   template <class F>
   void run(size_t tasks, F&& f) {
-    using Fn = std::remove_reference_t<F>;
-    if (tasks == 0) return;
-    run_erased(
-        tasks, [](void* arg, size_t task, size_t worker) { (*static_cast<Fn*>(arg))(task, worker); },
-        const_cast<void*>(static_cast<const void*>(&f)));
+    call(tasks, Order::first_come, f);
+  }
+  /// The same for tasks that read memory one after the other: every worker begins with a run of tasks of its own, in order, so that its
+  /// reading goes on from task to task, and when it is done takes tasks from the ends of the others' runs.
+  template <class F>
+  void run_streams(size_t tasks, F&& f) {
+    call(tasks, Order::streams, f);
   }
 
  private:
   using Task = void (*)(void*, size_t task, size_t worker);
-  void run_erased(size_t tasks, Task task, void* arg);
+  enum class Order { first_come, streams };
+
+  template <class F>
+  void call(size_t tasks, Order order, F& f) {
+    using Fn = std::remove_reference_t<F>;
+    if (tasks == 0) return;
+    run_erased(
+        tasks, order, [](void* arg, size_t task, size_t worker) { (*static_cast<Fn*>(arg))(task, worker); },
+        const_cast<void*>(static_cast<const void*>(&f)));
+  }
+  void run_erased(size_t tasks, Order order, Task task, void* arg);
   void helper(size_t worker);
   bool join();
   void drain(size_t worker);
+  void drain_streams(size_t worker);
 
   static constexpr uint32_t kOpen = 1u << 31;
 
@@ -51,6 +64,12 @@ class ThreadPool {
   std::atomic<uint32_t> epoch_{0};   // bumped once a region; helpers wait on it
   std::atomic<uint32_t> region_{0};  // kOpen while helpers may join, plus the number of those that have
   std::atomic<size_t> next_{0};
+  // A worker's own tasks: the first in the lower half, the end in the upper one.
+  struct alignas(64) Run {
+    std::atomic<uint64_t> left{0};
+  };
+  std::unique_ptr<Run[]> runs_;
+  Order order_ = Order::first_come;
   size_t tasks_ = 0;
   Task task_ = nullptr;
   void* arg_ = nullptr;

@@ -10,21 +10,25 @@ namespace {
 // Rows of x up to which the weights are what takes the time: a task then takes all rows of x and a longer run of weights.
 constexpr size_t kFewRows = 32;
 
+bool reads_streams(const LinearRun& run) { return run.rows <= kFewRows; }
+// Then a task reads so much of a matrix: as little as costs nothing, so that threads can share out what is left at the end.
+constexpr size_t kTaskBytes = 128 << 10;
+
 // Matrices that read the same prepared x.
 bool same_input(const kernels::PackedMatrix& a, const kernels::PackedMatrix& b) { return a.group == b.group && a.in == b.in; }
 
-// Weight rows of one task, whole panels.
+// Weight rows of one task, whole panels. Streams: as many tasks for every worker.
 size_t width_of(const LinearRun& run, size_t workers) {
-  size_t panels = 0;
-  for (const auto& job : run.jobs) panels += job.packed->panels();
+  size_t panels = 0, bytes = 0;
+  for (const auto& job : run.jobs) panels += job.packed->panels(), bytes += job.packed->bytes();
   if (run.kind == LinearKind::swiglu) panels /= 2;
-  const size_t most = run.rows <= kFewRows ? 16 : 4;
-  return kernels::kPackedRows * std::clamp<size_t>(panels / (workers * 4), 1, most);
+  if (reads_streams(run)) return kernels::kPackedRows * ceil_div(panels, workers * ceil_div(bytes, workers * kTaskBytes));
+  return kernels::kPackedRows * std::clamp<size_t>(panels / (workers * 4), 1, 4);
 }
 
 // x rows of one task: as many as stay in a second-level cache while panels pass by, but enough tasks for every worker.
 size_t height_of(const LinearRun& run, size_t columns, size_t workers) {
-  if (run.rows <= kFewRows) return run.rows;
+  if (reads_streams(run)) return run.rows;
   constexpr size_t kCache = 384 << 10, kStep = 8;
   const size_t fit = std::max(kStep, kCache / kernels::packed_prepared_bytes(*run.jobs[0].packed) / kStep * kStep);
   const size_t blocks = std::max(ceil_div(run.rows, fit), std::min(ceil_div(4 * workers, columns), ceil_div(run.rows, kStep)));
@@ -61,7 +65,7 @@ void run_packed(const LinearRun& run) {
     prepare(run, *run.jobs[j].packed, reinterpret_cast<uint8_t*>(prepared + next));
     next += run.rows * kernels::packed_prepared_bytes(*run.jobs[j].packed) / sizeof(float);
   }
-  pool.run(grid.tasks(), [&](size_t task, size_t worker) {
+  const auto one = [&](size_t task, size_t worker) {
     const Block b = grid.block(task);
     float* const sums = prepared + total + worker * per_worker;
     const auto multiply = [&](size_t j, float* to) {
@@ -73,7 +77,8 @@ void run_packed(const LinearRun& run) {
     float* const second = run.kind == LinearKind::swiglu ? sums + tile : nullptr;
     if (second) multiply(1, second);
     finish_block(run, b, sums, second, grid.width);
-  });
+  };
+  reads_streams(run) ? pool.run_streams(grid.tasks(), one) : pool.run(grid.tasks(), one);
 }
 
 }  // namespace tersor::ops

@@ -30,6 +30,8 @@ struct PreparedRow {
 };
 // Largest magnitude of X: 127 * 256 + 127, so that its high part fits a signed byte.
 constexpr float kTop = 32639.0f;
+// Bytes that one row of x prefetches ahead: what the memory delivers to a core while one read is under way, and as much again.
+constexpr size_t kLookahead = 4096;
 }  // namespace tersor::kernels
 #endif
 
@@ -240,7 +242,7 @@ HWY_NOINLINE void PanelRows(const PackedMatrix& m, const PreparedRow& layout, co
     for (size_t u = 0; u < units; ++u, at += 64) {
       if constexpr (kRows == 1) {
 #pragma GCC unroll 8
-        for (size_t line = 0; line < kBits; ++line) hwy::Prefetch(panel + u * unit_bytes + 64 * line + 2048);
+        for (size_t line = 0; line < kBits; ++line) hwy::Prefetch(panel + u * unit_bytes + 64 * line + kLookahead);
       }
       AddUnit<kBits, kRows>(panel + u * unit_bytes + 4 * kLanes * slice, at, layout.bytes, sums);
     }
