@@ -6,6 +6,7 @@
 #include <cmath>
 #include <functional>
 #include <limits>
+#include <numeric>
 #include <random>
 #include <vector>
 
@@ -78,24 +79,22 @@ struct Case {
 
   // In double, over what is stored.
   std::vector<double> oracle() const {
+    const auto k = decoded(keys, blocks.data()), v = decoded(values, blocks.data() + keys.bytes(tokens));
     std::vector<double> out;
     for (int h = 0; h < group; ++h)
       for (int r = 0; r < rows; ++r) {
         std::vector<double> q(&queries[(h * rows + r) * dim], &queries[(h * rows + r) * dim] + dim), sum(dim), score(tokens);
         if (keys.codec->rotation()) keys.codec->rotation()->apply(q);
         double top = -kInfinity, total = 0;
-        std::vector<float> x(dim);
         const int seen = causal ? tokens - rows + r + 1 : tokens;
         for (int t = 0; t < seen; ++t) {
-          keys.decode(blocks.data(), t, x);
-          for (int d = 0; d < dim; ++d) score[t] += q[d] * x[d] / std::sqrt(static_cast<double>(dim));
+          score[t] = std::inner_product(q.begin(), q.end(), &k[t * dim], 0.0) / std::sqrt(static_cast<double>(dim));
           top = std::max(top, score[t]);
         }
         for (int t = 0; t < seen; ++t) {
-          values.decode(blocks.data() + keys.bytes(tokens), t, x);
           const double weight = std::exp(score[t] - top);
           total += weight;
-          for (int d = 0; d < dim; ++d) sum[d] += weight * x[d];
+          for (int d = 0; d < dim; ++d) sum[d] += weight * v[t * dim + d];
         }
         for (double& s : sum) s /= total;
         if (values.codec->rotation()) values.codec->rotation()->inverse(sum);
@@ -105,6 +104,11 @@ struct Case {
   }
 
  private:
+  std::vector<float> decoded(const codec::Layout& layout, const uint8_t* from) const {
+    std::vector<float> x(tokens * dim);
+    for (int t = 0; t < tokens; ++t) layout.decode(from, t, std::span(x).subspan(t * dim, dim));
+    return x;
+  }
   void store(const codec::Layout& layout, uint8_t* to, const std::vector<float>& x) const {
     KvEncode e;
     e.layout = &layout, e.rotation = layout.codec->rotation(), e.batch = e.heads = 1, e.tokens = tokens, e.blocks = to;
