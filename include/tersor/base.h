@@ -32,6 +32,15 @@ constexpr size_t size_of(Dtype type) { return type == Dtype::f32 ? 4 : 2; }
 std::string_view name_of(Dtype type);      // "f16", "bf16", "f32"
 Dtype parse_dtype(std::string_view text);  // accepts f16|fp16|float16 and so on; throws Error
 
+/// What the codes of quantised weights stand for. affine: scale * code + bias. mxfp4, mxfp8: the microscaling formats of the Open Compute
+/// Project, groups of 32: scale * code, the code a small float (e2m1, e4m3), the scale a power of two in one byte (e8m0; 255 is NaN).
+enum class Coding { affine, mxfp4, mxfp8 };
+std::string_view name_of(Coding coding);
+
+/// What a gated feed-forward applies to its gate. gelu: v times the normal distribution's Phi(v); gelu_tanh: its usual approximation.
+enum class Activation { silu, gelu, gelu_tanh };
+std::string_view name_of(Activation activation);
+
 /// A whole file mapped read-only. Throws Error when it cannot be opened, is a directory, or is empty.
 class MappedFile {
  public:

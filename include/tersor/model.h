@@ -38,6 +38,7 @@ struct Config {
   bool qk_norm = false;  // Qwen3
   bool qkv_bias = false, o_bias = false, mlp_bias = false;
   int sliding_window = 0;  // 0: none
+  Activation activation = Activation::silu;
 };
 
 /// ModelData::format of models that were made and not loaded.
@@ -58,9 +59,9 @@ struct ModelData {
 
 /// A .gguf file, or a folder with config.json and *.safetensors. Checks every size, offset and count against the file
 /// before allocating. Throws Error naming file, place and remedy.
-/// pack: quantised weights are laid out for the int16 kernels one by one as they are read (ops::LinearPacker), so that originals and
-/// packed copies are never in memory together; such data is for a Transformer of precision int16 alone.
-ModelData load(const std::filesystem::path& path, bool pack = false);
+/// pack: weights are laid out for the kernels of this precision one by one as they are read (ops::LinearPacker), so that originals and
+/// packed copies are never in memory together; such data is for a Transformer of the same precision alone.
+ModelData load(const std::filesystem::path& path, std::optional<ops::Precision> pack = {});
 /// The tokenizer of what was loaded, made of data.tokenizer, which it takes. Throws Error naming the file when its parts do not fit
 /// together.
 text::Tokenizer take_tokenizer(ModelData& data);

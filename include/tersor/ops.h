@@ -47,43 +47,50 @@ Choice choose(std::string_view op, std::string_view variant, mx::Dtype dtype, in
 /// Every row of the kernel table for this machine, for `tersor inspect`.
 std::vector<Choice> kernel_table();
 
-/// A weight matrix [out, in] of a linear layer: dense (f32, f16, bf16), or affine-quantised the way MLX packs it:
-/// `weight` uint32 [out, in * bits / 32] with codes LSB first, `scales` and `biases` [out, in / group].
+/// A weight matrix [out, in] of a linear layer: dense (f32, f16, bf16), or quantised the way MLX packs it: `weight` uint32
+/// [out, in * bits / 32] with codes LSB first, `scales` and (of affine codes) `biases` [out, in / group]. mxfp4 has 4 bits, mxfp8 has 8,
+/// both groups of 32 and uint8 scales.
 struct LinearWeight {
   mx::array weight;
   std::optional<mx::array> scales, biases;
   int bits = 0, group = 0;        // 0: dense
   std::optional<mx::array> bias;  // [out], added to the product
 
-  /// Set by LinearPacker: codes, scales and biases lie at `data` in the order of the int16 kernels, outside MLX's memory; `weight` is
-  /// empty.
+  /// Set by LinearPacker: numbers, or codes, scales and biases, lie at `data` in the order of the kernels for packed weights, outside
+  /// MLX's memory; `weight` is empty.
   struct Packed {
     int out, in;
-    Dtype scale_type;
+    Dtype type;     // of numbers, or of affine scales and biases
+    bool integers;  // multiplied with activations as integers, of Precision::int16
     std::shared_ptr<const uint8_t> data;
     bool operator==(const Packed&) const = default;
   };
   std::optional<Packed> packed = std::nullopt;
+  Coding coding = Coding::affine;  // of quantised weights
 
   int out_features() const { return packed ? packed->out : weight.shape(0); }
   int in_features() const { return packed ? packed->in : bits ? weight.shape(1) * 32 / bits : weight.shape(1); }
-  size_t nbytes() const;    // of everything it holds
-  std::string str() const;  // "affine:4,group=32", the same with ",int16" when packed, or "f16"
+  size_t nbytes() const;  // of everything it holds
+  /// "affine:4,group=32", "mxfp4" or "f16"; when packed with ",int16" or ",packed" behind it, the latter multiplied as floats.
+  std::string str() const;
 };
 
-/// Lays quantised weights out for integer arithmetic (kernels/cpu/linear_packed.h), one after the other in regions of memory on huge
-/// pages. Codes, scales and biases are kept exactly; packed weights keep their region alive.
+/// Lays weights out for the kernels (kernels/cpu/linear_packed.h), one after the other in regions of memory on huge pages. Numbers, codes,
+/// scales and biases are kept exactly; packed weights keep their region alive.
 class LinearPacker {
  public:
-  /// Whether linear layers run on packed weights: int16 on the CPU, unless fast kernels are forbidden.
-  static bool applies(Policy policy, Precision precision);
-  static bool takes(const LinearWeight& weight);  // quantised and not packed yet
-  static size_t bytes(const LinearWeight& weight);
+  explicit LinearPacker(Precision precision) : precision_(precision) {}
+  /// Whether linear layers run on packed weights: on the CPU, unless fast kernels are forbidden.
+  static bool applies(Policy policy);
+  /// Not packed yet, and not to be multiplied exactly with affine codes, whose kernels read MLX's own layout.
+  bool takes(const LinearWeight& weight) const;
+  size_t bytes(const LinearWeight& weight) const;
   /// Evaluates the weight's arrays and returns its packed form; the caller lets go of the old one. Throws std::invalid_argument when
   /// the weight is not what LinearWeight describes.
   LinearWeight pack(const LinearWeight& weight);
 
  private:
+  Precision precision_;
   std::shared_ptr<std::byte> region_;
   size_t size_ = 0, used_ = 0;
   size_t freed_ = 0;  // by callers, since free memory last went back to the system
@@ -102,9 +109,9 @@ std::vector<mx::array> linear(const mx::array& x, std::span<const LinearWeight> 
 /// residual + x W^T (+ bias)
 mx::array linear_add(const mx::array& x, const LinearWeight& weight, const mx::array& residual, const Choice& choice,
                      mx::StreamOrDevice s = {});
-/// silu(x gate^T) * (x up^T), x normed first if asked for
-mx::array linear_swiglu(const mx::array& x, const LinearWeight& gate, const LinearWeight& up, const Choice& choice,
-                        const std::optional<RmsNorm>& norm = {}, mx::StreamOrDevice s = {});
+/// activation(x gate^T) * (x up^T), x normed first if asked for
+mx::array linear_gated(const mx::array& x, const LinearWeight& gate, const LinearWeight& up, Activation activation, const Choice& choice,
+                       const std::optional<RmsNorm>& norm = {}, mx::StreamOrDevice s = {});
 /// Rows of the weight for integer ids [...]: result [..., in] in `dtype`. Ids outside the table throw at evaluation.
 mx::array embed(const mx::array& ids, const LinearWeight& weight, mx::Dtype dtype, mx::StreamOrDevice s = {});
 
@@ -130,17 +137,21 @@ struct QueryKeyValue {
   mx::array q, k, v;
 };
 /// The way into a layer's attention as one node: q, k and v projections of norm(x) [B, L, in], queries and keys turned at positions
-/// position, position + 1, ... Falls back to its parts where one of them has no fast kernel.
+/// position, position + 1, ... last_query: only the last position's query, [B, 1, ...]. Falls back to its parts where one of them has no
+/// fast kernel.
 QueryKeyValue project_qkv(const mx::array& x, const RmsNorm& norm, std::span<const LinearWeight, 3> weights, const RopeParams& params,
-                          int64_t position, const Choice& linear_choice, const Choice& rope_choice, mx::StreamOrDevice s = {});
+                          int64_t position, bool last_query, const Choice& linear_choice, const Choice& rope_choice,
+                          mx::StreamOrDevice s = {});
 
 /// What a layer does after attention.
 struct FeedForward {
   const LinearWeight& o;
   const RmsNorm& norm;
   const LinearWeight &gate, &up, &down;
+  Activation activation = Activation::silu;
 };
-/// The rest of a layer as one node: h = residual + attended o^T, result h + (silu(norm(h) gate^T) * (norm(h) up^T)) down^T.
+/// The rest of a layer as one node: h = residual + attended o^T, result h + (activation(norm(h) gate^T) * (norm(h) up^T))
+/// down^T.
 /// `linear_choice` holds for all four weights; falls back to its parts where it is not fast.
 mx::array feed_forward(const mx::array& attended, const mx::array& residual, const FeedForward& layer, const Choice& linear_choice,
                        mx::StreamOrDevice s = {});

@@ -49,6 +49,24 @@ std::string_view name_of(Dtype type) {
   return "?";
 }
 
+std::string_view name_of(Coding coding) {
+  switch (coding) {
+    case Coding::affine: return "affine";
+    case Coding::mxfp4: return "mxfp4";
+    case Coding::mxfp8: return "mxfp8";
+  }
+  return "?";
+}
+
+std::string_view name_of(Activation activation) {
+  switch (activation) {
+    case Activation::silu: return "silu";
+    case Activation::gelu: return "gelu";
+    case Activation::gelu_tanh: return "gelu_tanh";
+  }
+  return "?";
+}
+
 Dtype parse_dtype(std::string_view text) {
   if (text == "f16" || text == "fp16" || text == "float16") return Dtype::f16;
   if (text == "bf16" || text == "bfloat16") return Dtype::bf16;

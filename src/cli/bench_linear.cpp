@@ -89,22 +89,27 @@ ops::LinearWeight make_weight(const Shape& shape, const std::string& name) {
   const mx::array dense = mx::multiply(mx::random::normal({shape.out, shape.in}), mx::array(0.05f));
   if (name == "f32" || name == "f16" || name == "bf16")
     return {mx::astype(dense, name == "f32" ? mx::float32 : name == "f16" ? mx::float16 : mx::bfloat16), {}, {}, 0, 0, {}};
+  if (name == "mxfp4" || name == "mxfp8") {
+    if (shape.in % 32) throw Error("--weights " + name + ": groups of 32 do not divide rows of " + std::to_string(shape.in));
+    const auto parts = mx::quantize(dense, std::nullopt, std::nullopt, name);
+    ops::LinearWeight weight{parts[0], parts[1], {}, name == "mxfp4" ? 4 : 8, 32, {}};
+    weight.coding = name == "mxfp4" ? Coding::mxfp4 : Coding::mxfp8;
+    return weight;
+  }
   const codec::Spec spec = codec::Spec::parse(name);
-  if (spec.family != codec::Family::affine) throw Error("--weights " + name + " is unknown: give affine:BITS,group=SIZE, f16, bf16 or f32");
+  if (spec.family != codec::Family::affine)
+    throw Error("--weights " + name + " is unknown: give affine:BITS,group=SIZE, mxfp4, mxfp8, f16, bf16 or f32");
   if (shape.in % spec.group)
     throw Error("--weights " + name + ": groups of " + std::to_string(spec.group) + " do not divide rows of " + std::to_string(shape.in));
   const auto parts = mx::quantize(mx::astype(dense, mx::float16), spec.group, spec.bits);
   return {parts[0], parts[1], parts[2], spec.bits, spec.group, {}};
 }
 
-uint64_t bytes_of(const ops::LinearWeight& w) { return w.weight.nbytes() + (w.bits ? w.scales->nbytes() + w.biases->nbytes() : 0); }
-
 // Copies of one weight, more than the caches hold.
 std::vector<ops::LinearWeight> cold_copies(const ops::LinearWeight& weight, ops::Precision precision) {
-  const size_t copies = std::clamp<size_t>((size_t{160} << 20) / bytes_of(weight), 2, 400);
+  const size_t copies = std::clamp<size_t>((size_t{160} << 20) / weight.nbytes(), 2, 400);
   std::vector<ops::LinearWeight> all;
-  if (precision == ops::Precision::int16) {
-    ops::LinearPacker packer;
+  if (ops::LinearPacker packer(precision); packer.takes(weight)) {
     for (size_t i = 0; i < copies; ++i) all.push_back(packer.pack(weight));
     return all;
   }
@@ -113,7 +118,7 @@ std::vector<ops::LinearWeight> cold_copies(const ops::LinearWeight& weight, ops:
   for (size_t i = 0; i < copies; ++i) {
     ops::LinearWeight w = weight;
     arrays.push_back(w.weight = copy(weight.weight));
-    if (w.bits) arrays.push_back(*(w.scales = copy(*weight.scales))), arrays.push_back(*(w.biases = copy(*weight.biases)));
+    arrays.push_back(*(w.scales = copy(*weight.scales))), arrays.push_back(*(w.biases = copy(*weight.biases)));
     all.push_back(std::move(w));
   }
   mx::eval(arrays);
@@ -125,7 +130,7 @@ class Runner {
  public:
   Runner(Result& result, const ops::LinearWeight& weight) : result_(result), copies_(cold_copies(weight, result.what.precision)) {
     choice_ = ops::choose("linear", copies_[0].str(), mx::float32, 0, ops::Policy::automatic);
-    result_.kernel = choice_.kernel, result_.bytes = bytes_of(weight);
+    result_.kernel = choice_.kernel, result_.bytes = weight.nbytes();
     x_.push_back(mx::random::normal({result.what.rows, result.what.shape.in}));
     mx::eval(x_);
   }
@@ -156,7 +161,8 @@ std::vector<Result> measure(const Options& options, const Shape& shape, const st
   std::vector<Result> results;
   for (const int rows : options.rows)
     for (const auto& precision : options.precisions)
-      if (weight.bits || precision == "exact") results.push_back({{shape, weights, ops::parse_precision(precision), rows}, {}, 0, {}});
+      if ((weight.bits && weight.coding != Coding::mxfp8) || precision == "exact")
+        results.push_back({{shape, weights, ops::parse_precision(precision), rows}, {}, 0, {}});
   std::vector<Runner> runners;
   runners.reserve(results.size());
   for (auto& result : results) {
@@ -250,10 +256,10 @@ void add_bench_linear(CLI::App& parent, Commands& commands) {
       ->type_name("SHAPE ...")
       ->delimiter(',')
       ->capture_default_str();
-  app->add_option("--weights", options->weights, "affine:BITS,group=SIZE, f16, bf16 or f32; repeat it to compare")
+  app->add_option("--weights", options->weights, "affine:BITS,group=SIZE, mxfp4, mxfp8, f16, bf16 or f32; repeat it to compare")
       ->type_name("FORMAT ...")
       ->capture_default_str();
-  app->add_option("--precision", options->precisions, "int16, exact or both; dense weights run exactly")
+  app->add_option("--precision", options->precisions, "int16, exact or both; mxfp8 and dense weights run exactly")
       ->type_name("LIST ...")
       ->delimiter(',')
       ->capture_default_str();

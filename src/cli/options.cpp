@@ -96,7 +96,8 @@ void ModelOptions::check() const {
 
 model::Transformer ModelOptions::load() const {
   Progress progress("loading " + path);
-  return model::Transformer(model::load(path, ops::LinearPacker::applies(policy(), precision_class())), policy(), precision_class());
+  const auto pack = ops::LinearPacker::applies(policy()) ? std::optional(precision_class()) : std::nullopt;
+  return model::Transformer(model::load(path, pack), policy(), precision_class());
 }
 
 cache::KvSpec parse_kv(const std::string& text) {

@@ -39,6 +39,7 @@ std::string_view dtype_name(mx::Dtype dtype) {
          : dtype == mx::float16  ? "f16"
          : dtype == mx::bfloat16 ? "bf16"
          : dtype == mx::uint32   ? "u32"
+         : dtype == mx::uint8    ? "u8"
                                  : "other";
 }
 

@@ -19,7 +19,7 @@ std::byte* bytes_of(mx::array& array);
 /// An array with a copy of `data`, which must have the size that shape and dtype say.
 mx::array copy_of(std::span<const std::byte> data, mx::Shape shape, mx::Dtype dtype);
 
-/// "f32", "f16", "bf16", "u32"; the dtypes weights have.
+/// "f32", "f16", "bf16", "u32", "u8"; the dtypes weights have.
 std::string_view dtype_name(mx::Dtype dtype);
 
 /// Tells the system that this part of a mapped file is not needed for now, so that it does not count as resident.

@@ -21,12 +21,12 @@ constexpr TensorType kTypes[] = {
     {35, "TQ2_0", 256, 66},  {39, "MXFP4", 32, 17},    {40, "NVFP4", 64, 36},  {41, "Q1_0", 128, 18},
 };
 
-constexpr uint32_t kF32 = 0, kF16 = 1, kQ4_0 = 2, kQ4_1 = 3, kQ8_0 = 8, kBF16 = 30;
+constexpr uint32_t kF32 = 0, kF16 = 1, kQ4_0 = 2, kQ4_1 = 3, kQ8_0 = 8, kBF16 = 30, kMxfp4 = 39;
 constexpr int kGroup = 32;
 
 mx::Dtype dense_dtype(uint32_t id) { return id == kF32 ? mx::float32 : id == kF16 ? mx::float16 : mx::bfloat16; }
 
-// Scale and bias of a converted block, f16.
+// Scale and bias of a converted block, f16; of mxfp4 the scale alone, in its own byte.
 struct Block {
   uint16_t scale, bias;
 };
@@ -65,22 +65,39 @@ Block convert_q8_0(const uint8_t* from, uint8_t* to) {
   return {d, float_to_half(-128.0f * half_to_float(d))};
 }
 
+Block convert_mxfp4(const uint8_t* from, uint8_t* to) {
+  interleave_nibbles(from + 1, to);
+  return {from[0], 0};
+}
+
 using Converter = Block (*)(const uint8_t*, uint8_t*);
-Converter converter_of(uint32_t id) { return id == kQ4_0 ? convert_q4_0 : id == kQ4_1 ? convert_q4_1 : convert_q8_0; }
+Converter converter_of(uint32_t id) {
+  switch (id) {
+    case kQ4_0: return convert_q4_0;
+    case kQ4_1: return convert_q4_1;
+    case kQ8_0: return convert_q8_0;
+    default: return convert_mxfp4;
+  }
+}
 int bits_of(uint32_t id) { return id == kQ8_0 ? 8 : 4; }
+
+// Arrays of a quantised matrix, to be filled.
+ops::LinearWeight allocate_quantised(uint32_t id, int rows, int cols) {
+  const int bits = bits_of(id), groups = cols / kGroup;
+  ops::LinearWeight result{allocate({rows, cols * bits / 32}, mx::uint32), {}, {}, bits, kGroup, {}};
+  if (id == kMxfp4) result.coding = Coding::mxfp4;
+  result.scales = allocate({rows, groups}, id == kMxfp4 ? mx::uint8 : mx::float16);
+  if (id != kMxfp4) result.biases = allocate({rows, groups}, mx::float16);
+  return result;
+}
 
 ops::LinearWeight make_quantised(uint32_t id, std::span<const std::byte> data, int rows, int cols, const RowMap& source_row,
                                  const std::string& place) {
   const int bits = bits_of(id), groups = cols / kGroup;
-  ops::LinearWeight result{allocate({rows, cols * bits / 32}, mx::uint32),
-                           allocate({rows, groups}, mx::float16),
-                           allocate({rows, groups}, mx::float16),
-                           bits,
-                           kGroup,
-                           {}};
+  ops::LinearWeight result = allocate_quantised(id, rows, cols);
   auto* codes = reinterpret_cast<uint8_t*>(bytes_of(result.weight));
-  auto* scales = reinterpret_cast<uint16_t*>(bytes_of(*result.scales));
-  auto* biases = reinterpret_cast<uint16_t*>(bytes_of(*result.biases));
+  auto* scales = bytes_of(*result.scales);
+  auto* biases = result.biases ? reinterpret_cast<uint16_t*>(bytes_of(*result.biases)) : nullptr;
   const size_t block_bytes = find_type(id)->bytes, code_bytes = static_cast<size_t>(kGroup) * bits / 8, row_bytes = groups * block_bytes;
   const auto* from = reinterpret_cast<const uint8_t*>(data.data());
   const Converter convert = converter_of(id);
@@ -91,9 +108,13 @@ ops::LinearWeight make_quantised(uint32_t id, std::span<const std::byte> data, i
       for (int g = 0; g < groups; ++g) {
         const size_t at = static_cast<size_t>(row) * groups + g;
         const Block block = convert(source + g * block_bytes, codes + at * code_bytes);
-        scales[at] = block.scale;
-        biases[at] = block.bias;
-        if (!finite_half(block.scale) || !finite_half(block.bias)) finite = false;
+        if (biases) {
+          reinterpret_cast<uint16_t*>(scales)[at] = block.scale, biases[at] = block.bias;
+          if (!finite_half(block.scale) || !finite_half(block.bias)) finite = false;
+        } else {
+          scales[at] = static_cast<std::byte>(block.scale);
+          if (block.scale == 255) finite = false;
+        }
       }
     }
   });
@@ -128,11 +149,11 @@ std::string type_name(uint32_t id) {
 }
 
 bool is_dense(uint32_t id) { return id == kF32 || id == kF16 || id == kBF16; }
-bool loadable(uint32_t id) { return is_dense(id) || id == kQ4_0 || id == kQ4_1 || id == kQ8_0; }
+bool loadable(uint32_t id) { return is_dense(id) || id == kQ4_0 || id == kQ4_1 || id == kQ8_0 || id == kMxfp4; }
 
 uint64_t loaded_bytes(uint32_t id, uint64_t rows, uint64_t cols) {
   if (is_dense(id)) return rows * cols * find_type(id)->bytes;
-  return rows * (cols * static_cast<uint64_t>(bits_of(id)) / 8 + cols / kGroup * 4);
+  return rows * (cols * static_cast<uint64_t>(bits_of(id)) / 8 + cols / kGroup * (id == kMxfp4 ? 1 : 4));
 }
 
 ops::LinearWeight make_matrix(uint32_t id, std::span<const std::byte> data, int rows, int cols, const RowMap& source_row,

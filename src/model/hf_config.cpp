@@ -19,8 +19,15 @@ void check_family(const Section& json) {
   if (const auto& classes = json.value("architectures"); classes.is_array() && !classes.empty() && classes[0].is_string())
     if (const auto name = classes[0].get<std::string>(); !name.ends_with("ForCausalLM"))
       json.fail("architecture " + in_quotes(name) + " is not supported; a ...ForCausalLM is needed");
-  if (const std::string act = json.string("hidden_act", "silu"); act != "silu")
-    json.fail("hidden_act " + in_quotes(act) + " is not supported; supported: silu");
+}
+
+// The name that Hugging Face gives an activation; Gemma's key comes before the older one.
+Activation read_activation(const Section& json) {
+  const std::string key = json.has("hidden_activation") ? "hidden_activation" : "hidden_act", name = json.string(key, "silu");
+  if (name == "silu" || name == "swish") return Activation::silu;
+  if (name == "gelu") return Activation::gelu;
+  if (name == "gelu_pytorch_tanh" || name == "gelu_new") return Activation::gelu_tanh;
+  json.fail(key + " " + in_quotes(name) + " is not supported; supported: silu, gelu, gelu_pytorch_tanh, gelu_new");
 }
 
 int default_context(const std::string& family) { return family == "llama" ? 2048 : family == "mistral" ? 131072 : 32768; }
@@ -92,11 +99,26 @@ void read_biases(const Section& json, Config& c) {
   c.mlp_bias = c.family == "llama" && json.boolean("mlp_bias", false);
 }
 
+Coding read_mode(const Section& section) {
+  const auto mode = section.string("mode", "affine");
+  for (const Coding coding : {Coding::affine, Coding::mxfp4, Coding::mxfp8})
+    if (mode == name_of(coding)) return coding;
+  section.fail("quantization mode " + in_quotes(mode) + " is not supported; supported: affine, mxfp4, mxfp8");
+}
+
+// `defaults`: of the whole model, for a layer's own section. As MLX reads it, a section that names no mode is affine.
 Quantisation read_scheme(const Section& section, const Quantisation& defaults) {
-  if (const auto mode = section.string("mode", "affine"); mode != "affine")
-    section.fail("quantization mode " + in_quotes(mode) + " is not supported; supported: affine");
-  const Quantisation q{section.size("bits", defaults.bits ? std::optional(defaults.bits) : std::nullopt),
-                       section.size("group_size", defaults.group ? std::optional(defaults.group) : std::nullopt)};
+  const Coding coding = read_mode(section);
+  if (coding != Coding::affine) {
+    const Quantisation q{coding == Coding::mxfp4 ? 4 : 8, 32, coding};
+    const std::string name(name_of(coding));
+    if (section.size("bits", q.bits) != q.bits) section.fail_key("bits", std::to_string(q.bits) + ", as mode " + name + " has,");
+    if (section.size("group_size", q.group) != q.group) section.fail_key("group_size", "32, as mode " + name + " has,");
+    return q;
+  }
+  const bool same = defaults.bits && defaults.coding == Coding::affine;
+  const Quantisation q{section.size("bits", same ? std::optional(defaults.bits) : std::nullopt),
+                       section.size("group_size", same ? std::optional(defaults.group) : std::nullopt)};
   if (q.bits > 8 || q.bits == 1 || q.bits == 7) section.fail_key("bits", "2, 3, 4, 5, 6 or 8");
   if (q.group != 32 && q.group != 64 && q.group != 128) section.fail_key("group_size", "32, 64 or 128");
   return q;
@@ -142,6 +164,7 @@ FolderConfig read_folder_config(const Section& json) {
   read_heads(json, c);
   read_rope(json, c);
   read_biases(json, c);
+  c.activation = read_activation(json);
   c.sliding_window = read_window(json, c);
   read_quantisation(json, result);
   return result;

@@ -13,6 +13,7 @@ namespace tersor::model::hf {
 
 struct Quantisation {
   int bits = 0, group = 0;
+  Coding coding = Coding::affine;
 };
 
 struct FolderConfig {

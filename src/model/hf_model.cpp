@@ -82,6 +82,15 @@ class Planner {
     return find(name, expected);
   }
 
+  // Scales of the microscaling formats.
+  const Tensor& find_exponents(const std::string& name, const std::vector<uint64_t>& expected) {
+    const Tensor& tensor = find(name, expected);
+    if (tensor.dtype != "U8")
+      throw Error(shards_->place_of(name) + ": tensor " + name + " is " + printable(tensor.dtype) +
+                  ", but config.json says mxfp4 or mxfp8, whose scales are U8; they must agree");
+    return tensor;
+  }
+
   LoadPlan::Job job(const TensorSpec& spec) {
     const std::string name = stored_name(spec);
     if (spec.cols == 0) {
@@ -116,12 +125,13 @@ class Planner {
   }
 
   LoadPlan::Job quantised_job(const TensorSpec& spec, const std::string& name) {
-    const auto [bits, group] = scheme(spec, name);
+    const auto [bits, group, coding] = scheme(spec, name);
     const auto rows = static_cast<uint64_t>(spec.rows), cols = static_cast<uint64_t>(spec.cols);
     const Tensor& codes = find(name + ".weight", {rows, cols * static_cast<uint64_t>(bits) / 32});
     if (codes.dtype != "U32")
       throw Error(shards_->place_of(codes.name) + ": tensor " + codes.name + " is " + printable(codes.dtype) + "; codes must be U32");
     const std::vector<uint64_t> groups{rows, cols / static_cast<uint64_t>(group)};
+    if (coding != Coding::affine) return mx_job(spec, codes, find_exponents(name + ".scales", groups), coding);
     const Tensor& scales = find_floats(name + ".scales", groups);
     const Tensor& biases = find_floats(name + ".biases", groups);
     if (scales.dtype != biases.dtype)
@@ -132,6 +142,14 @@ class Planner {
               const mx::Dtype dtype = *float_dtype(scales.dtype);
               data.linears.emplace(spec.name(),
                                    ops::LinearWeight{make(codes, mx::uint32), make(scales, dtype), make(biases, dtype), bits, group, {}});
+            }};
+  }
+
+  LoadPlan::Job mx_job(const TensorSpec& spec, const Tensor& codes, const Tensor& scales, Coding coding) {
+    return {codes.data.size() + scales.data.size(), [shards = shards_, &codes, &scales, spec, coding](ModelData& data) {
+              ops::LinearWeight weight{make(codes, mx::uint32), make(scales, mx::uint8), {}, coding == Coding::mxfp4 ? 4 : 8, 32, {}};
+              weight.coding = coding;
+              data.linears.emplace(spec.name(), std::move(weight));
             }};
   }
 

@@ -42,6 +42,7 @@ void WeightDigests::add_new(const std::map<std::string, ops::LinearWeight>& line
     add_array(digest, name, linear.weight);
     digest.add(std::to_string(linear.bits));
     digest.add(std::to_string(linear.group));
+    if (linear.coding != Coding::affine) digest.add(name_of(linear.coding));
     if (linear.scales) add_array(digest, "scales", *linear.scales);
     if (linear.biases) add_array(digest, "biases", *linear.biases);
     linears_.emplace(name, digest.str());

@@ -52,7 +52,9 @@ class Taker {
     if (weight.group < 1 || in % weight.group)
       fail(name, "has groups of " + std::to_string(weight.group) + " in rows of " + std::to_string(in));
     const mx::Shape groups{out, in / weight.group};
-    if (!weight.scales || !weight.biases || weight.scales->shape() != groups || weight.biases->shape() != groups)
+    const bool needs_biases = weight.coding == Coding::affine;
+    if (!weight.scales || weight.scales->shape() != groups || weight.biases.has_value() != needs_biases ||
+        (needs_biases && weight.biases->shape() != groups))
       fail(name, "is quantised, but its scales and biases do not fit");
   }
 
@@ -86,7 +88,7 @@ LayerWeights take_layer(Taker& take, const Config& c, int index) {
 // The same numbers as `type`, in memory that an operation of the device has allocated.
 mx::array computed(const mx::array& a, mx::Dtype type) {
   if (a.dtype() != type) return mx::astype(a, type);
-  return type == mx::uint32 ? mx::bitwise_or(a, mx::array(0u)) : mx::multiply(a, mx::array(1.0f));
+  return mx::issubdtype(type, mx::integer) ? mx::bitwise_or(a, mx::array(0, type)) : mx::multiply(a, mx::array(1.0f));
 }
 
 }  // namespace
@@ -136,14 +138,14 @@ void move_to_gpu(Weights& weights) {
   for (auto* w : weights.linears()) {
     mx::eval(w->weight = computed(w->weight, w->bits ? mx::uint32 : mx::float32));
     for (auto* part : {&w->scales, &w->biases, &w->bias})
-      if (*part) mx::eval(part->emplace(computed(**part, mx::float32)));
+      if (*part) mx::eval(part->emplace(computed(**part, (*part)->dtype() == mx::uint8 ? mx::uint8 : mx::float32)));
   }
 }
 
-void pack_weights(Weights& weights) {
-  ops::LinearPacker packer;
+void pack_weights(Weights& weights, ops::Precision precision) {
+  ops::LinearPacker packer(precision);
   for (auto* w : weights.linears())
-    if (ops::LinearPacker::takes(*w)) *w = packer.pack(*w);
+    if (packer.takes(*w)) *w = packer.pack(*w);
 }
 
 }  // namespace tersor::model

@@ -33,7 +33,7 @@ Weights take_weights(ModelData& data);
 /// On a GPU: weights lie where the device allocates, scales, biases and dense matrices in float32 as activations are, so that no step
 /// converts them again.
 void move_to_gpu(Weights& weights);
-/// Packs every quantised weight that loading has not packed already; each original is released as soon as its copy is made.
-void pack_weights(Weights& weights);
+/// Packs every weight for this precision that loading has not packed already; each original is released as soon as its copy is made.
+void pack_weights(Weights& weights, ops::Precision precision);
 
 }  // namespace tersor::model

@@ -8,7 +8,7 @@ LoadPlan plan_model(const std::filesystem::path& path) {
   return std::filesystem::is_directory(path, code) ? plan_folder(path) : plan_gguf(path);
 }
 
-ModelData load(const std::filesystem::path& path, bool pack) {
+ModelData load(const std::filesystem::path& path, std::optional<ops::Precision> pack) {
   LoadPlan plan = plan_model(path);
   check_memory(plan);
   return run_plan(std::move(plan), pack);

@@ -70,8 +70,8 @@ Transformer::Impl::Impl(ModelData data, ops::Policy p, ops::Precision precision_
       weights(take_weights(data)) {
   if (mx::default_device() == mx::Device::gpu)
     move_to_gpu(weights);
-  else if (ops::LinearPacker::applies(policy, precision))
-    pack_weights(weights);
+  else if (ops::LinearPacker::applies(policy))
+    pack_weights(weights, precision);
   const auto frequencies = rope_inverse_frequencies(config);
   const mx::array inv_freq(frequencies.begin(), {static_cast<int>(frequencies.size())}, mx::float32);
   for (const auto& layer : weights.layers) rope.push_back({config.head_dim, inv_freq, 1.0f, layer.q_norm, layer.k_norm, config.norm_eps});
@@ -115,17 +115,15 @@ void Transformer::Impl::check(std::span<const int32_t> tokens, const cache::KvCa
 // One layer. With last_only the result is the last row alone: earlier rows then only matter as keys and values.
 mx::array Transformer::Impl::block(int index, mx::array x, cache::LayerCache& cache, int64_t position, bool last_only) const {
   const LayerWeights& layer = weights.layers[static_cast<size_t>(index)];
-  auto [q, k, v] =
-      ops::project_qkv(x, norm_of(layer.input_norm), layer.qkv, rope[static_cast<size_t>(index)], position, linear_choice, rope_choice);
+  const auto [q, k, v] = ops::project_qkv(x, norm_of(layer.input_norm), layer.qkv, rope[static_cast<size_t>(index)], position, last_only,
+                                          linear_choice, rope_choice);
   cache.append(k, v);
-  if (last_only) {
-    q = last_row(q);
-    x = last_row(x);
-  }
+  if (last_only) x = last_row(x);
   cache::AttendOptions options;
   options.sliding_window = config.sliding_window;
   const ops::RmsNorm norm = norm_of(layer.post_norm);
-  return ops::feed_forward(cache.attend(q, options), x, {layer.o, norm, layer.gate, layer.up, layer.down}, linear_choice);
+  return ops::feed_forward(cache.attend(q, options), x, {layer.o, norm, layer.gate, layer.up, layer.down, config.activation},
+                           linear_choice);
 }
 
 Transformer::Transformer(ModelData data, ops::Policy policy, ops::Precision precision)

@@ -72,14 +72,14 @@ void check_memory(const LoadPlan& plan) {
     require(plan.bytes(), what, "use a smaller or more strongly quantised model");
 }
 
-ModelData run_plan(LoadPlan plan, bool pack) {
+ModelData run_plan(LoadPlan plan, std::optional<ops::Precision> pack) {
   WeightDigests digests;
-  ops::LinearPacker packer;
+  ops::LinearPacker packer(pack.value_or(ops::Precision::exact));
   for (auto& job : plan.jobs) {
     job.run(plan.data);
     digests.add_new(plan.data.linears);
     for (auto& [name, weight] : plan.data.linears)
-      if (pack && ops::LinearPacker::takes(weight)) weight = packer.pack(weight);
+      if (pack && packer.takes(weight)) weight = packer.pack(weight);
   }
   plan.data.identity = identity_of(plan.data, digests);
   return std::move(plan.data);

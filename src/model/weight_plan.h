@@ -41,8 +41,8 @@ struct LoadPlan {
 
 /// Throws Error when the weights would take more than nine tenths of the memory there is.
 void check_memory(const LoadPlan& plan);
-/// Runs the jobs in order. pack: packs each weight as soon as it is there.
-ModelData run_plan(LoadPlan plan, bool pack);
+/// Runs the jobs in order. pack: packs each weight for this precision as soon as it is there.
+ModelData run_plan(LoadPlan plan, std::optional<ops::Precision> pack);
 
 /// Plans for a .gguf file and for a folder. Throws Error naming file, place and remedy.
 LoadPlan plan_gguf(const std::filesystem::path& path);

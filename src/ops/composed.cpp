@@ -4,6 +4,8 @@
 #include <mlx/ops.h>
 
 #include <algorithm>
+#include <cmath>
+#include <numbers>
 #include <optional>
 #include <span>
 #include <stdexcept>
@@ -17,7 +19,8 @@ namespace {
 
 // x W^T (+ bias) in whatever type MLX promotes to.
 mx::array product(const mx::array& x, const LinearWeight& w, mx::StreamOrDevice s) {
-  mx::array y = w.bits ? mx::quantized_matmul(x, w.weight, *w.scales, w.biases, true, w.group, w.bits, "affine", s)
+  const std::string mode(name_of(w.coding));
+  mx::array y = w.bits ? mx::quantized_matmul(x, w.weight, *w.scales, w.biases, true, w.group, w.bits, mode, s)
                        : mx::matmul(x, mx::transpose(w.weight, s), s);
   return w.bias ? mx::add(y, *w.bias, s) : y;
 }
@@ -90,9 +93,25 @@ mx::array linear_add(const mx::array& x, const LinearWeight& weight, const mx::a
   return mx::astype(mx::add(residual, product(x, weight, s), s), x.dtype(), s);
 }
 
-mx::array linear_swiglu(const mx::array& x, const LinearWeight& gate, const LinearWeight& up, mx::StreamOrDevice s) {
-  const mx::array g = product(x, gate, s);
-  return mx::astype(mx::multiply(mx::multiply(g, mx::sigmoid(g, s), s), product(x, up, s), s), x.dtype(), s);
+mx::array activate(const mx::array& gate, Activation activation, mx::StreamOrDevice s) {
+  const auto number = [&](double value) { return mx::array(static_cast<float>(value), gate.dtype()); };
+  const auto half_times_one_plus = [&](const mx::array& v) {
+    return mx::multiply(mx::multiply(gate, number(0.5), s), mx::add(v, number(1), s), s);
+  };
+  switch (activation) {
+    case Activation::silu: break;
+    case Activation::gelu: return half_times_one_plus(mx::erf(mx::multiply(gate, number(std::numbers::sqrt2 / 2), s), s));
+    case Activation::gelu_tanh: {
+      const mx::array cube = mx::multiply(mx::multiply(gate, gate, s), gate, s);
+      const mx::array inner = mx::add(gate, mx::multiply(cube, number(0.044715), s), s);
+      return half_times_one_plus(mx::tanh(mx::multiply(inner, number(std::sqrt(2 / std::numbers::pi)), s), s));
+    }
+  }
+  return mx::multiply(gate, mx::sigmoid(gate, s), s);
+}
+
+mx::array linear_gated(const mx::array& x, const LinearWeight& gate, const LinearWeight& up, Activation activation, mx::StreamOrDevice s) {
+  return mx::astype(mx::multiply(activate(product(x, gate, s), activation, s), product(x, up, s), s), x.dtype(), s);
 }
 
 mx::array embed(const mx::array& ids, const LinearWeight& w, mx::Dtype dtype, mx::StreamOrDevice s) {
@@ -100,9 +119,14 @@ mx::array embed(const mx::array& ids, const LinearWeight& w, mx::Dtype dtype, mx
     throw std::invalid_argument("[embed] an id is outside the table of " + std::to_string(w.out_features()) + " rows");
   const mx::array rows = mx::take(w.weight, ids, 0, s);
   if (!w.bits) return mx::astype(rows, dtype, s);
-  const mx::array scales = mx::astype(mx::take(*w.scales, ids, 0, s), mx::float32, s);
-  const mx::array biases = mx::astype(mx::take(*w.biases, ids, 0, s), mx::float32, s);
-  return mx::astype(mx::dequantize(rows, scales, biases, w.group, w.bits, "affine", std::nullopt, std::nullopt, s), dtype, s);
+  const std::string mode(name_of(w.coding));
+  mx::array scales = mx::take(*w.scales, ids, 0, s);
+  std::optional<mx::array> biases;
+  if (w.biases) {
+    scales = mx::astype(scales, mx::float32, s);
+    biases = mx::astype(mx::take(*w.biases, ids, 0, s), mx::float32, s);
+  }
+  return mx::astype(mx::dequantize(rows, scales, biases, w.group, w.bits, mode, std::nullopt, mx::float32, s), dtype, s);
 }
 
 mx::array rms_norm(const mx::array& x, const mx::array& weight, float eps, mx::StreamOrDevice s) {

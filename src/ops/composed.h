@@ -8,7 +8,8 @@ namespace tersor::ops::composed {
 
 mx::array linear(const mx::array& x, const LinearWeight& weight, mx::StreamOrDevice s);
 mx::array linear_add(const mx::array& x, const LinearWeight& weight, const mx::array& residual, mx::StreamOrDevice s);
-mx::array linear_swiglu(const mx::array& x, const LinearWeight& gate, const LinearWeight& up, mx::StreamOrDevice s);
+mx::array activate(const mx::array& gate, Activation activation, mx::StreamOrDevice s);
+mx::array linear_gated(const mx::array& x, const LinearWeight& gate, const LinearWeight& up, Activation activation, mx::StreamOrDevice s);
 /// Evaluates the ids to check them, unless they are int64 in memory already.
 mx::array embed(const mx::array& ids, const LinearWeight& weight, mx::Dtype dtype, mx::StreamOrDevice s);
 mx::array rms_norm(const mx::array& x, const mx::array& weight, float eps, mx::StreamOrDevice s);

@@ -27,16 +27,22 @@ struct Row {
 };
 
 constexpr std::string_view kWeights = "f32|f16|bf16|affine:[234568],group=32|affine:[234568],group=64|affine:[234568],group=128";
-constexpr std::string_view kPackedWeights = "affine:[234568],group=32,int16|affine:[234568],group=64,int16|affine:[234568],group=128,int16";
+constexpr std::string_view kPackedWeights = "f32,packed|f16,packed|bf16,packed|mxfp4,packed|mxfp8,packed";
+constexpr std::string_view kIntegerWeights =
+    "affine:[234568],group=32,int16|affine:[234568],group=64,int16|affine:[234568],group=128,int16|mxfp4,int16";
+constexpr std::string_view kMxWeights = "mxfp4|mxfp8";
 constexpr std::string_view kCaches = "full*|affine:*|turboquant*";
 constexpr std::string_view kCachesInIntegers = "full*,int16|affine:*,int16|turboquant*,int16";
 
 // Every CPU kernel takes f32, f16 and bf16.
 constexpr Row kCpu[] = {
     {"linear", kWeights, any_head, "", "cpu/linear"},
-    {"linear", kPackedWeights, any_head, "", "cpu/linear_int16", Precision::int16},
+    {"linear", kPackedWeights, any_head, "", "cpu/linear_packed"},
+    {"linear", kIntegerWeights, any_head, "", "cpu/linear_int16", Precision::int16},
     {"embed", kWeights, any_head, "", "cpu/embed"},
     {"embed", kPackedWeights, any_head, "", "cpu/embed"},
+    {"embed", kIntegerWeights, any_head, "", "cpu/embed"},
+    {"embed", kMxWeights, any_head, "", "cpu/embed"},
     {"rms_norm", "", any_head, "", "cpu/rms_norm"},
     {"rope", "|qk_norm", any_head, "any head size", "cpu/rope"},
     {"kv_append", kCaches, any_head, "any head size", "cpu/kv_append"},

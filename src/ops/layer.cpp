@@ -47,6 +47,7 @@ class ProjectQkv : public Node {
     std::vector<WeightFormat> formats;
     int head_dim;
     bool q_norm, k_norm;
+    bool last_query;  // of one batch item; the others' queries are not needed
     float norm_eps, head_norm_eps, attention_scale;
     int64_t position;
     bool operator==(const Params&) const = default;
@@ -62,16 +63,22 @@ class ProjectQkv : public Node {
     for (const auto& format : params_.formats) run.jobs.push_back(job_of(format, [&take] { return take(); }));
     run.rows = inputs[0].size() / run.jobs[0].in_features();
     for (auto& output : outputs) make_output(output, take.encoder());
-    dispatch(take.encoder(),
-             [run = std::move(run), turn = turn(take, run.type, inputs[0], outputs), v = outputs[2].data<char>()](Later later) mutable {
-               const auto [q, k] = rooms<2>({run.rows * run.jobs[0].out_features(), run.rows * run.jobs[1].out_features()}, run.type);
-               run.jobs[0].out = q, run.jobs[1].out = k, run.jobs[2].out = v;
-               run_linear(run);
-               turn.parts[0].from = q, turn.parts[1].from = k;
-               RopeRun now = turn;
-               now.position += later.tokens;
-               run_rope(now);
-             });
+    run.jobs[2].out = outputs[2].data<void>();
+    const std::array<size_t, 2> sizes{outputs[0].size(), outputs[1].size()};
+    std::vector<RopeRun> turns{turn(take, run.type, inputs[0], outputs)};
+    std::vector<LinearRun> runs{std::move(run)};
+    if (params_.last_query) set_apart(runs, turns);
+    dispatch(take.encoder(), [runs = std::move(runs), turns = std::move(turns), sizes](Later later) mutable {
+      const auto [q, k] = rooms<2>(sizes, runs[0].type);
+      runs.front().jobs.front().out = q, turns.front().parts[0].from = q;
+      auto& last = runs.back().jobs;
+      last[last.size() - 2].out = k, turns.back().parts[turns.back().part_count - 1].from = k;
+      for (const auto& part : runs) run_linear(part);
+      for (RopeRun part : turns) {
+        part.position += later.tokens;
+        run_rope(part);
+      }
+    });
   }
   void eval_gpu(const std::vector<mx::array>&, std::vector<mx::array>&) override {
     throw std::runtime_error("[project_qkv] the CPU kernel was asked to run on a GPU stream");
@@ -80,6 +87,20 @@ class ProjectQkv : public Node {
   bool is_equivalent(const mx::Primitive& other) const override { return params_ == static_cast<const ProjectQkv&>(other).params_; }
 
  private:
+  // The last row's query on its own, before all rows' keys and values.
+  static void set_apart(std::vector<LinearRun>& runs, std::vector<RopeRun>& turns) {
+    LinearRun query = runs[0];
+    query.x = static_cast<const char*>(query.x) + (query.rows - 1) * query.jobs[0].in_features() * size_of(query.type);
+    query.jobs.resize(1), query.rows = 1;
+    runs[0].jobs.erase(runs[0].jobs.begin());
+    runs.insert(runs.begin(), std::move(query));
+    RopeRun turn = turns[0];
+    turn.position += static_cast<int64_t>(turn.tokens) - 1;
+    turn.tokens = turn.part_count = turns[0].part_count = 1;
+    turns[0].parts[0] = turns[0].parts[1];
+    turns.insert(turns.begin(), turn);
+  }
+
   RopeRun turn(InputTaker& take, Dtype type, const mx::array& x, std::vector<mx::array>& outputs) const {
     const mx::array inv_freq = take();
     RopeRun run{};
@@ -102,14 +123,15 @@ class ProjectQkv : public Node {
 // Inputs: attended, residual, o's arrays, norm, the arrays of gate, up and down. Output: like residual.
 class FeedForwardNode : public Node {
  public:
-  FeedForwardNode(mx::Stream stream, float eps, std::vector<WeightFormat> formats)
-      : Node(stream), eps_(eps), formats_(std::move(formats)) {}
+  FeedForwardNode(mx::Stream stream, Activation activation, float eps, std::vector<WeightFormat> formats)
+      : Node(stream), activation_(activation), eps_(eps), formats_(std::move(formats)) {}
 
   void eval_cpu(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs) override {
     InputTaker take(inputs, stream());
     LinearRun out, inner, down;
     out.type = inner.type = down.type = dtype_of(inputs[1], "feed_forward");
-    out.kind = down.kind = LinearKind::add, inner.kind = LinearKind::swiglu;
+    out.kind = down.kind = LinearKind::add, inner.kind = LinearKind::gated;
+    inner.activation = activation_;
     out.x = take().data<void>();
     out.residual = take().data<void>();
     const auto next = [&take] { return take(); };
@@ -136,24 +158,21 @@ class FeedForwardNode : public Node {
   const char* name() const override { return "TersorFeedForward"; }
   bool is_equivalent(const mx::Primitive& other) const override {
     const auto& o = static_cast<const FeedForwardNode&>(other);
-    return eps_ == o.eps_ && formats_ == o.formats_;
+    return activation_ == o.activation_ && eps_ == o.eps_ && formats_ == o.formats_;
   }
 
  private:
+  Activation activation_;
   float eps_;
   std::vector<WeightFormat> formats_;
 };
 
-bool alike(std::initializer_list<const LinearWeight*> weights) {
-  for (const auto* w : weights)
-    if (w->packed.has_value() != (*weights.begin())->packed.has_value()) return false;
-  return true;
-}
-
 QueryKeyValue qkv_by_parts(const mx::array& x, const RmsNorm& norm, std::span<const LinearWeight, 3> weights, const RopeParams& params,
-                           int64_t position, const Choice& linear_choice, const Choice& rope_choice, mx::StreamOrDevice s) {
+                           int64_t position, bool last_query, const Choice& linear_choice, const Choice& rope_choice,
+                           mx::StreamOrDevice s) {
   auto qkv = linear(x, weights, linear_choice, norm, s);
   auto turned = rope(qkv[0], qkv[1], params, position, rope_choice, s);
+  if (last_query) turned.q = mx::slice(turned.q, {0, x.shape(1) - 1, 0}, turned.q.shape(), s);
   return {std::move(turned.q), std::move(turned.k), std::move(qkv[2])};
 }
 
@@ -165,14 +184,17 @@ mx::Shape with_last(mx::Shape shape, int last) {
 }  // namespace
 
 QueryKeyValue project_qkv(const mx::array& x, const RmsNorm& norm, std::span<const LinearWeight, 3> weights, const RopeParams& params,
-                          int64_t position, const Choice& linear_choice, const Choice& rope_choice, mx::StreamOrDevice s) {
+                          int64_t position, bool last_query, const Choice& linear_choice, const Choice& rope_choice, mx::StreamOrDevice s) {
   for (const auto& weight : weights) check_linear("project_qkv", x, weight);
   check_norm("project_qkv", norm, weights[0].in_features());
-  if (!linear_choice.fast || !rope_choice.fast || !x.size() || x.ndim() != 3 || !alike({&weights[0], &weights[1], &weights[2]}))
-    return qkv_by_parts(x, norm, weights, params, position, linear_choice, rope_choice, s);
+  last_query = last_query && x.ndim() == 3 && x.shape(1) > 1;
+  if (!linear_choice.fast || !rope_choice.fast || !x.size() || x.ndim() != 3 || (last_query && x.shape(0) > 1) ||
+      !fit_one_node({&weights[0], &weights[1], &weights[2]}))
+    return qkv_by_parts(x, norm, weights, params, position, last_query, linear_choice, rope_choice, s);
   std::vector<mx::array> inputs{x, norm.weight};
-  ProjectQkv::Params p{{},       params.head_dim, params.q_norm.has_value(), params.k_norm.has_value(),
-                       norm.eps, params.norm_eps, params.attention_scale,    position};
+  ProjectQkv::Params p{{},         params.head_dim, params.q_norm.has_value(), params.k_norm.has_value(),
+                       last_query, norm.eps,        params.norm_eps,           params.attention_scale,
+                       position};
   std::vector<mx::Shape> shapes;
   for (const auto& weight : weights) {
     p.formats.emplace_back(weight);
@@ -180,6 +202,7 @@ QueryKeyValue project_qkv(const mx::array& x, const RmsNorm& norm, std::span<con
     shapes.push_back(with_last(x.shape(), weight.out_features()));
   }
   check_rope(shapes[0], shapes[1], params, position);
+  if (last_query) shapes[0][1] = 1;
   inputs.push_back(params.inv_freq);
   if (params.q_norm) inputs.push_back(*params.q_norm);
   if (params.k_norm) inputs.push_back(*params.k_norm);
@@ -198,9 +221,10 @@ mx::array feed_forward(const mx::array& attended, const mx::array& residual, con
                     layer.down.out_features() == residual.shape(-1) && layer.o.out_features() == residual.shape(-1) &&
                     attended.dtype() == residual.dtype() && with_last(attended.shape(), 1) == with_last(residual.shape(), 1);
   if (!fits) throw std::invalid_argument("[feed_forward] the shapes of its arrays and weights do not fit each other");
-  if (!choice.fast || !residual.size() || !alike({&layer.gate, &layer.up})) {
+  if (!choice.fast || !residual.size() || !fit_one_node({&layer.o}) || !fit_one_node({&layer.gate, &layer.up}) ||
+      !fit_one_node({&layer.down})) {
     const mx::array h = linear_add(attended, layer.o, residual, choice, s);
-    return linear_add(linear_swiglu(h, layer.gate, layer.up, choice, layer.norm, s), layer.down, h, choice, s);
+    return linear_add(linear_gated(h, layer.gate, layer.up, layer.activation, choice, layer.norm, s), layer.down, h, choice, s);
   }
   std::vector<mx::array> inputs{attended, residual};
   add_inputs(layer.o, inputs);
@@ -211,7 +235,8 @@ mx::array feed_forward(const mx::array& attended, const mx::array& residual, con
     add_inputs(*weight, inputs);
   }
   return mx::array(residual.shape(), residual.dtype(),
-                   std::make_shared<FeedForwardNode>(mx::to_stream(s), layer.norm.eps, std::move(formats)), std::move(inputs));
+                   std::make_shared<FeedForwardNode>(mx::to_stream(s), layer.activation, layer.norm.eps, std::move(formats)),
+                   std::move(inputs));
 }
 
 }  // namespace tersor::ops

@@ -20,13 +20,14 @@ namespace {
 // Inputs: x, (norm,) (add: residual,) then of each weight its arrays. Outputs: one a weight, or one of a pair.
 class Linear : public Node {
  public:
-  Linear(mx::Stream stream, LinearKind kind, std::optional<float> norm_eps, std::vector<WeightFormat> formats)
-      : Node(stream), kind_(kind), norm_eps_(norm_eps), formats_(std::move(formats)) {}
+  Linear(mx::Stream stream, LinearKind kind, Activation activation, std::optional<float> norm_eps, std::vector<WeightFormat> formats)
+      : Node(stream), kind_(kind), activation_(activation), norm_eps_(norm_eps), formats_(std::move(formats)) {}
 
   void eval_cpu(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs) override {
     InputTaker take(inputs, stream());
     LinearRun run;
     run.kind = kind_;
+    run.activation = activation_;
     run.type = dtype_of(inputs[0], "linear");
     run.x = take().data<void>();
     if (norm_eps_) {
@@ -49,11 +50,12 @@ class Linear : public Node {
   const char* name() const override { return "TersorLinear"; }
   bool is_equivalent(const mx::Primitive& other) const override {
     const auto& o = static_cast<const Linear&>(other);
-    return kind_ == o.kind_ && norm_eps_ == o.norm_eps_ && formats_ == o.formats_;
+    return kind_ == o.kind_ && activation_ == o.activation_ && norm_eps_ == o.norm_eps_ && formats_ == o.formats_;
   }
 
  private:
   LinearKind kind_;
+  Activation activation_;
   std::optional<float> norm_eps_;
   std::vector<WeightFormat> formats_;
 };
@@ -66,7 +68,7 @@ mx::Shape result_shape(const mx::array& x, const LinearWeight& weight) {
 
 // The node of all three ops. x and weights were checked and x is not empty.
 std::vector<mx::array> node(LinearKind kind, const mx::array& x, const std::optional<RmsNorm>& norm, std::span<const LinearWeight> weights,
-                            const mx::array* residual, mx::StreamOrDevice s) {
+                            const mx::array* residual, mx::StreamOrDevice s, Activation activation = Activation::silu) {
   std::vector<mx::array> inputs{x};
   if (norm) inputs.push_back(norm->weight);
   if (residual) inputs.push_back(*residual);
@@ -75,24 +77,27 @@ std::vector<mx::array> node(LinearKind kind, const mx::array& x, const std::opti
   for (const auto& w : weights) {
     formats.emplace_back(w);
     add_inputs(w, inputs);
-    if (shapes.empty() || kind != LinearKind::swiglu) shapes.push_back(result_shape(x, w));
+    if (shapes.empty() || kind != LinearKind::gated) shapes.push_back(result_shape(x, w));
   }
   const std::vector<mx::Dtype> dtypes(shapes.size(), x.dtype());
   const auto eps = norm ? std::optional(norm->eps) : std::nullopt;
-  return mx::array::make_arrays(std::move(shapes), dtypes, std::make_shared<Linear>(mx::to_stream(s), kind, eps, std::move(formats)),
-                                inputs);
+  return mx::array::make_arrays(std::move(shapes), dtypes,
+                                std::make_shared<Linear>(mx::to_stream(s), kind, activation, eps, std::move(formats)), inputs);
 }
 
-// Whether the fast node runs. Packed weights have no other way.
+// Whether the fast node runs. Packed weights have no other way; those of the microscaling formats have no kernel before they are packed.
 bool runs_fast(const std::string& op, std::span<const LinearWeight> weights, const Choice& choice) {
-  for (const auto& weight : weights)
+  for (const auto& weight : weights) {
     if (weight.packed && !choice.fast) throw std::invalid_argument("[" + op + "] packed weights need their fast kernel");
+    if (!fit_one_node({&weight}) && choice.fast)
+      throw std::invalid_argument("[" + op + "] weights of " + weight.str() + " must be packed for their fast kernel");
+  }
   return choice.fast;
 }
 
 // One node takes weights that are all packed or all not.
 bool alike(std::span<const LinearWeight> weights) {
-  return std::all_of(weights.begin(), weights.end(), [&](const auto& w) { return w.packed.has_value() == weights[0].packed.has_value(); });
+  return std::all_of(weights.begin(), weights.end(), [&](const auto& w) { return fit_one_node({&w, &weights[0]}); });
 }
 
 mx::array normed(const mx::array& x, const std::optional<RmsNorm>& norm, mx::StreamOrDevice s) {
@@ -133,20 +138,20 @@ mx::array linear_add(const mx::array& x, const LinearWeight& weight, const mx::a
   return node(LinearKind::add, x, std::nullopt, {&weight, 1}, &residual, s).front();
 }
 
-mx::array linear_swiglu(const mx::array& x, const LinearWeight& gate, const LinearWeight& up, const Choice& choice,
-                        const std::optional<RmsNorm>& norm, mx::StreamOrDevice s) {
-  check_linear("linear_swiglu", x, gate);
-  check_linear("linear_swiglu", x, up);
-  check_norm("linear_swiglu", norm, gate.in_features());
+mx::array linear_gated(const mx::array& x, const LinearWeight& gate, const LinearWeight& up, Activation activation, const Choice& choice,
+                       const std::optional<RmsNorm>& norm, mx::StreamOrDevice s) {
+  check_linear("linear_gated", x, gate);
+  check_linear("linear_gated", x, up);
+  check_norm("linear_gated", norm, gate.in_features());
   if (gate.out_features() != up.out_features())
-    throw std::invalid_argument("[linear_swiglu] gate has " + std::to_string(gate.out_features()) + " rows, up " +
+    throw std::invalid_argument("[linear_gated] gate has " + std::to_string(gate.out_features()) + " rows, up " +
                                 std::to_string(up.out_features()) + ": they must be equal");
   if (!x.size()) return mx::zeros(result_shape(x, gate), x.dtype(), s);
   const LinearWeight pair[] = {gate, up};
-  if (!runs_fast("linear_swiglu", pair, choice)) return composed::linear_swiglu(normed(x, norm, s), gate, up, s);
-  if (alike(pair)) return node(LinearKind::swiglu, x, norm, pair, nullptr, s).front();
+  if (!runs_fast("linear_gated", pair, choice)) return composed::linear_gated(normed(x, norm, s), gate, up, activation, s);
+  if (alike(pair)) return node(LinearKind::gated, x, norm, pair, nullptr, s, activation).front();
   const auto parts = linear(x, pair, choice, norm, s);
-  return mx::multiply(mx::multiply(parts[0], mx::sigmoid(parts[0], s), s), parts[1], s);
+  return mx::multiply(composed::activate(parts[0], activation, s), parts[1], s);
 }
 
 }  // namespace tersor::ops

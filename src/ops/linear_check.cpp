@@ -18,16 +18,21 @@ template <class... Parts>
 
 void check_quantised(const std::string& op, const LinearWeight& w) {
   const int bits = w.bits, group = w.group;
+  if (w.coding != Coding::affine && (bits != (w.coding == Coding::mxfp4 ? 4 : 8) || group != 32))
+    fail(op, name_of(w.coding), " of ", bits, " bits in groups of ", group, " does not exist: mxfp4 has 4 bits, mxfp8 has 8, groups of 32");
   if (bits < 2 || bits > 8 || bits == 7) fail(op, "weights of ", bits, " bits are not supported: use 2, 3, 4, 5, 6 or 8");
   if (group != 32 && group != 64 && group != 128) fail(op, "weight groups of ", group, " are not supported: use 32, 64 or 128");
   if (w.weight.dtype() != mx::uint32) fail(op, "a quantised weight must be uint32, not ", w.weight.dtype());
   if (w.weight.shape(1) * int64_t{32} % bits) fail(op, "rows of ", w.weight.shape(1), " words do not hold whole ", bits, "-bit codes");
   if (w.in_features() % group) fail(op, "rows of ", w.in_features(), " numbers do not divide into groups of ", group);
-  if (!w.scales || !w.biases) fail(op, "a quantised weight needs scales and biases");
+  const bool affine = w.coding == Coding::affine;
+  if (!w.scales || w.biases.has_value() != affine) fail(op, "a quantised weight needs scales and, if affine, biases");
   const mx::Shape shape{w.out_features(), w.in_features() / group};
-  for (const auto* part : {&*w.scales, &*w.biases}) {
-    dtype_of(*part, op);
-    if (part->shape() != shape) fail(op, "scales and biases must have shape ", shape, ", not ", part->shape());
+  if (!affine && w.scales->dtype() != mx::uint8) fail(op, "scales of ", name_of(w.coding), " must be uint8, not ", w.scales->dtype());
+  for (const auto* part : {&w.scales, &w.biases}) {
+    if (!*part) continue;
+    if (affine) dtype_of(**part, op);
+    if ((*part)->shape() != shape) fail(op, "scales and biases must have shape ", shape, ", not ", (*part)->shape());
   }
 }
 
@@ -41,7 +46,7 @@ void check_unpacked(const std::string& op, const LinearWeight& w) {
 }
 
 void check_packed(const std::string& op, const LinearWeight& w) {
-  if (w.packed->out < 1 || w.packed->in < 1 || w.group < 32 || w.packed->in % w.group || !w.packed->data || w.bits < 2)
+  if (w.packed->out < 1 || w.packed->in < 1 || !w.packed->data || (w.bits && (w.bits < 2 || w.group < 32 || w.packed->in % w.group)))
     fail(op, "a packed weight has no data or an impossible shape: make it with LinearPacker");
 }
 
@@ -72,7 +77,10 @@ void check_norm(const std::string& op, const std::optional<RmsNorm>& norm, int i
 }
 
 std::string LinearWeight::str() const {
-  if (bits) return "affine:" + std::to_string(bits) + ",group=" + std::to_string(group) + (packed ? ",int16" : "");
+  const std::string suffix = !packed ? "" : packed->integers ? ",int16" : ",packed";
+  if (coding != Coding::affine) return std::string(name_of(coding)) + suffix;
+  if (bits) return "affine:" + std::to_string(bits) + ",group=" + std::to_string(group) + suffix;
+  if (packed) return std::string(name_of(packed->type)) + suffix;
   if (weight.dtype() == mx::float32) return "f32";
   if (weight.dtype() == mx::float16) return "f16";
   if (weight.dtype() == mx::bfloat16) return "bf16";

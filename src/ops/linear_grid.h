@@ -28,7 +28,7 @@ struct Grid {
   size_t width, height;
 
   size_t columns(size_t job) const { return ceil_div(run.jobs[job].out_features(), width); }
-  size_t jobs() const { return run.kind == LinearKind::swiglu ? 1 : run.jobs.size(); }
+  size_t jobs() const { return run.kind == LinearKind::gated ? 1 : run.jobs.size(); }
   size_t all_columns() const {
     size_t sum = 0;
     for (size_t j = 0; j < jobs(); ++j) sum += columns(j);

@@ -12,19 +12,24 @@ namespace tersor::ops {
 /// The parts of a weight that are not arrays.
 struct WeightFormat {
   int bits, group;
+  Coding coding;
   bool bias;
   std::optional<LinearWeight::Packed> packed;
-  explicit WeightFormat(const LinearWeight& w) : bits(w.bits), group(w.group), bias(w.bias.has_value()), packed(w.packed) {}
+  explicit WeightFormat(const LinearWeight& w)
+      : bits(w.bits), group(w.group), coding(w.coding), bias(w.bias.has_value()), packed(w.packed) {}
   bool operator==(const WeightFormat&) const = default;
 };
 
-/// Appends the weight's arrays: weight, (scales, biases,) (bias). Of a packed weight only the bias is one.
+/// Whether one node can run them all: packed or not alike, and those that have no kernel as they are packed.
+bool fit_one_node(std::initializer_list<const LinearWeight*> weights);
+
+/// Appends the weight's arrays: weight, (scales, (biases,)) (bias). Of a packed weight only the bias is one.
 void add_inputs(const LinearWeight& weight, std::vector<mx::array>& inputs);
 /// For eval: the same arrays in the same order, each from `take`, as a job whose result is the caller's to fill in.
 LinearJob job_of(const WeightFormat& format, const std::function<mx::array()>& take);
 
 /// Views for the kernels. matrix_of: shape, bits and data; scales and biases are the caller's to fill in.
-kernels::LinearMatrix matrix_of(const mx::array& weight, int bits, int group);
+kernels::LinearMatrix matrix_of(const mx::array& weight, const WeightFormat& format);
 kernels::PackedMatrix packed_matrix_of(const LinearWeight& weight);
 
 }  // namespace tersor::ops

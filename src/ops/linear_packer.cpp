@@ -26,35 +26,41 @@ void release() {
 // Each weight starts at a cache line of its own.
 size_t line_up(size_t bytes) { return (bytes + 63) & ~size_t{63}; }
 
-LinearWeight::Packed packed_form(const LinearWeight& w) {
-  const Dtype scales = dtype_of(*w.scales, "LinearPacker"), biases = dtype_of(*w.biases, "LinearPacker");
-  return {w.out_features(), w.in_features(), scales == biases ? scales : Dtype::f32, nullptr};
+// The weight as the kernels see it, without data.
+kernels::LinearMatrix shape_of(const LinearWeight& w) {
+  kernels::LinearMatrix m;
+  m.bits = w.bits, m.group = w.group, m.coding = w.coding;
+  m.out = static_cast<size_t>(w.out_features()), m.in = static_cast<size_t>(w.in_features());
+  if (!w.bits) m.weight_type = dtype_of(w.weight, "LinearPacker");
+  if (w.biases) m.scale_type = dtype_of(*w.scales, "LinearPacker"), m.bias_type = dtype_of(*w.biases, "LinearPacker");
+  return m;
 }
 
-// The weight as the kernels see it; its arrays are evaluated and contiguous.
+// The same with its arrays evaluated and contiguous.
 kernels::LinearMatrix evaluated(const LinearWeight& w) {
-  mx::eval({w.weight, *w.scales, *w.biases});
-  for (const mx::array* part : {&w.weight, &*w.scales, &*w.biases})
-    if (!part->flags().row_contiguous) throw std::invalid_argument("[LinearPacker] weights must be contiguous arrays");
-  kernels::LinearMatrix m = matrix_of(w.weight, w.bits, w.group);
-  m.scales = w.scales->data<void>(), m.scale_type = dtype_of(*w.scales, "LinearPacker");
-  m.biases = w.biases->data<void>(), m.bias_type = dtype_of(*w.biases, "LinearPacker");
+  kernels::LinearMatrix m = shape_of(w);
+  const auto data = [](mx::array part) -> const void* {
+    part.eval();
+    if (!part.flags().row_contiguous) throw std::invalid_argument("[LinearPacker] weights must be contiguous arrays");
+    return part.data<void>();
+  };
+  m.weight = data(w.weight);
+  if (w.scales) m.scales = data(*w.scales);
+  if (w.biases) m.biases = data(*w.biases);
   return m;
 }
 
 }  // namespace
 
-bool LinearPacker::applies(Policy policy, Precision precision) {
-  return precision == Precision::int16 && policy != Policy::forbid && mx::default_device() == mx::Device::cpu;
+bool LinearPacker::applies(Policy policy) { return policy != Policy::forbid && mx::default_device() == mx::Device::cpu; }
+
+bool LinearPacker::takes(const LinearWeight& w) const {
+  return !w.packed && (precision_ == Precision::int16 || w.bits == 0 || w.coding != Coding::affine);
 }
 
-bool LinearPacker::takes(const LinearWeight& w) { return w.bits > 0 && !w.packed; }
-
-size_t LinearPacker::bytes(const LinearWeight& w) {
+size_t LinearPacker::bytes(const LinearWeight& w) const {
   check_weight("LinearPacker", w);
-  LinearWeight packed = w;
-  packed.packed = packed_form(w);
-  return line_up(packed_matrix_of(packed).bytes());
+  return line_up(kernels::packed_shape(shape_of(w), precision_ == Precision::int16).bytes());
 }
 
 LinearWeight LinearPacker::pack(const LinearWeight& w) {
@@ -68,14 +74,13 @@ LinearWeight LinearPacker::pack(const LinearWeight& w) {
     region_ = huge_memory(size_);
   }
   const kernels::LinearMatrix matrix = evaluated(w);
-  const kernels::PackedMatrix shape = kernels::packed_shape(matrix);
+  const kernels::PackedMatrix shape = kernels::packed_shape(matrix, precision_ == Precision::int16);
   auto* const to = reinterpret_cast<uint8_t*>(region_.get() + used_);
   ThreadPool::instance().run(shape.panels(),
                              [&](size_t panel, size_t) { kernels::pack_panel(matrix, panel, to + panel * shape.panel_bytes()); });
   used_ += needed;
-  LinearWeight packed{mx::array({}, mx::uint8), {}, {}, w.bits, w.group, w.bias, packed_form(w)};
-  packed.packed->data = {region_, to};
-  return packed;
+  const LinearWeight::Packed form{w.out_features(), w.in_features(), shape.type, shape.integers, {region_, to}};
+  return {mx::array({}, mx::uint8), {}, {}, w.bits, w.group, w.bias, form, w.coding};
 }
 
 }  // namespace tersor::ops

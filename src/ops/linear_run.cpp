@@ -31,7 +31,7 @@ void finish_block(const LinearRun& run, const Block& b, float* sums, float* seco
   for (size_t r = 0; r < b.rows; ++r) {
     const size_t to = (b.row + r) * job.out_features() + b.first;
     if (second) {
-      kernels::finish_swiglu(run.type, sums + r * lds, second + r * lds, at(job.out, to, run.type), b.count);
+      kernels::finish_gated(run.type, run.activation, sums + r * lds, second + r * lds, at(job.out, to, run.type), b.count);
     } else {
       kernels::finish_sum(run.type, sums + r * lds, at(run.residual, to, run.type), at(job.out, to, run.type), b.count);
     }

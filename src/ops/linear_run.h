@@ -21,7 +21,7 @@ struct LinearJob {
   size_t in_features() const { return packed ? packed->in : matrix.in; }
 };
 
-enum class LinearKind { plain, add, swiglu };
+enum class LinearKind { plain, add, gated };
 
 /// An RMS norm of the rows of x, applied first.
 struct NormJob {
@@ -30,10 +30,11 @@ struct NormJob {
   float eps = 0;
 };
 
-/// All jobs share x [rows, in] and are packed or not alike. add: one job, `residual` [rows, out] is added. swiglu: two jobs, gate and
+/// All jobs share x [rows, in] and are packed or not alike. add: one job, `residual` [rows, out] is added. gated: two jobs, gate and
 /// up, one result.
 struct LinearRun {
   LinearKind kind = LinearKind::plain;
+  Activation activation = Activation::silu;  // of the gate
   Dtype type = Dtype::f32;  // of x, residual and results
   const void* x = nullptr;
   NormJob norm;

@@ -16,7 +16,7 @@ bool same_format(const kernels::LinearMatrix& a, const kernels::LinearMatrix& b)
 size_t few_rows_width(const LinearRun& run, size_t workers) {
   size_t out = 0;
   for (const auto& job : run.jobs) out += job.out_features();
-  if (run.kind == LinearKind::swiglu) out /= 2;
+  if (run.kind == LinearKind::gated) out /= 2;
   const size_t width = ceil_div(ceil_div(out, workers * 6), 4) * 4;
   return std::clamp<size_t>(width, 16, 256);
 }
@@ -45,7 +45,7 @@ void run_few_rows(const LinearRun& run) {
   pool.run(grid.tasks(), [&](size_t task, size_t worker) {
     const Block b = grid.block(task);
     float* const mine = prepared + total + worker * per_worker;
-    float *const sums = mine + scratch, *const second = run.kind == LinearKind::swiglu ? sums + tile : nullptr;
+    float *const sums = mine + scratch, *const second = run.kind == LinearKind::gated ? sums + tile : nullptr;
     kernels::linear_few_rows(run.jobs[b.job].matrix, prepared + offsets[b.job], b.rows, b.first, b.count, sums, grid.width, mine);
     if (second) kernels::linear_few_rows(run.jobs[1].matrix, prepared + offsets[1], b.rows, b.first, b.count, second, grid.width, mine);
     finish_block(run, b, sums, second, grid.width);
@@ -83,7 +83,7 @@ void run_many_rows(const LinearRun& run) {
   pool.run(grid.tasks(), [&](size_t task, size_t worker) {
     const Block b = grid.block(task);
     float* const panel = room + converted + worker * per_worker;
-    float *const sums = panel + scratch, *const second = run.kind == LinearKind::swiglu ? sums + tile : nullptr;
+    float *const sums = panel + scratch, *const second = run.kind == LinearKind::gated ? sums + tile : nullptr;
     const float* rows = x + b.row * in;
     kernels::linear_many_rows(run.jobs[b.job].matrix, rows, in, b.rows, b.first, b.count, sums, grid.width, panel);
     if (second) kernels::linear_many_rows(run.jobs[1].matrix, rows, in, b.rows, b.first, b.count, second, grid.width, panel);

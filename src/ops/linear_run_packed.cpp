@@ -14,14 +14,11 @@ bool reads_streams(const LinearRun& run) { return run.rows <= kFewRows; }
 // Then a task reads so much of a matrix: as little as costs nothing, so that threads can share out what is left at the end.
 constexpr size_t kTaskBytes = 128 << 10;
 
-// Matrices that read the same prepared x.
-bool same_input(const kernels::PackedMatrix& a, const kernels::PackedMatrix& b) { return a.group == b.group && a.in == b.in; }
-
 // Weight rows of one task, whole panels. Streams: as many tasks for every worker.
 size_t width_of(const LinearRun& run, size_t workers) {
   size_t panels = 0, bytes = 0;
   for (const auto& job : run.jobs) panels += job.packed->panels(), bytes += job.packed->bytes();
-  if (run.kind == LinearKind::swiglu) panels /= 2;
+  if (run.kind == LinearKind::gated) panels /= 2;
   if (reads_streams(run)) return kernels::kPackedRows * ceil_div(panels, workers * ceil_div(bytes, workers * kTaskBytes));
   return kernels::kPackedRows * std::clamp<size_t>(panels / (workers * 4), 1, 4);
 }
@@ -30,7 +27,7 @@ size_t width_of(const LinearRun& run, size_t workers) {
 size_t height_of(const LinearRun& run, size_t columns, size_t workers) {
   if (reads_streams(run)) return run.rows;
   constexpr size_t kCache = 384 << 10, kStep = 8;
-  const size_t fit = std::max(kStep, kCache / kernels::packed_prepared_bytes(*run.jobs[0].packed) / kStep * kStep);
+  const size_t fit = std::max(kStep, kCache / kernels::packed_pass_bytes(*run.jobs[0].packed) / kStep * kStep);
   const size_t blocks = std::max(ceil_div(run.rows, fit), std::min(ceil_div(4 * workers, columns), ceil_div(run.rows, kStep)));
   return ceil_div(ceil_div(run.rows, blocks), kStep) * kStep;
 }
@@ -55,7 +52,7 @@ void run_packed(const LinearRun& run) {
   size_t total = 0;
   for (const auto& job : run.jobs) {
     size_t same = 0;
-    while (!same_input(*run.jobs[same].packed, *job.packed)) ++same;
+    while (!kernels::packed_alike(*run.jobs[same].packed, *job.packed)) ++same;
     offsets.push_back(same < offsets.size() ? offsets[same] : total);
     if (same + 1 == offsets.size()) total += run.rows * kernels::packed_prepared_bytes(*job.packed) / sizeof(float);
   }
@@ -74,7 +71,7 @@ void run_packed(const LinearRun& run) {
       kernels::packed_multiply(matrix, x, b.rows, b.first / kernels::kPackedRows, ceil_div(b.count, kernels::kPackedRows), to, grid.width);
     };
     multiply(b.job, sums);
-    float* const second = run.kind == LinearKind::swiglu ? sums + tile : nullptr;
+    float* const second = run.kind == LinearKind::gated ? sums + tile : nullptr;
     if (second) multiply(1, second);
     finish_block(run, b, sums, second, grid.width);
   };

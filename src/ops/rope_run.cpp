@@ -1,6 +1,7 @@
 #include "ops/rope_run.h"
 
 #include <algorithm>
+#include <span>
 
 #include "base/thread_pool.h"
 #include "ops/kv_rows.h"
@@ -26,14 +27,17 @@ void run_rope(const RopeRun& run) {
   const size_t width = 2 * run.pairs, head_dim = run.parts[0].heads.head_dim, all = run.batch * run.tokens;
   float* const table = workspace(run.tokens * width + pool.size() * head_dim);
   float* const scratch = table + run.tokens * width;
-  const size_t numbers = (run.parts[0].count + run.parts[1].count) * head_dim, step = std::max<size_t>(1, kTaskNumbers / numbers);
+  const std::span parts(run.parts, run.part_count);
+  size_t heads = 0;
+  for (const RopePart& part : parts) heads += part.count;
+  const size_t step = std::max<size_t>(1, kTaskNumbers / (heads * head_dim));
   pool.run((run.tokens + step - 1) / step, [&](size_t task, size_t) {
     const size_t first = task * step, count = std::min(step, run.tokens - first);
     kernels::rope_table(run.inv_freq, run.pairs, run.position + static_cast<int64_t>(first), count, run.scale, table + first * width);
   });
   pool.run((all + step - 1) / step, [&](size_t task, size_t worker) {
     for (size_t t = task * step; t < std::min(all, task * step + step); ++t) {
-      for (const RopePart& part : run.parts) {
+      for (const RopePart& part : parts) {
         const size_t offset = t * part.count * head_dim * size_of(part.heads.type);
         kernels::rope_token(part.heads, part.from + offset, table + t % run.tokens * width, part.to + offset, part.count,
                             scratch + worker * head_dim);

@@ -18,8 +18,10 @@ struct RopePart {
 /// `from` and `to` are the caller's to fill in. `norm`: null, or the heads' norm weight.
 RopePart rope_part(Dtype type, size_t width, int head_dim, size_t pairs, const mx::array* norm, float eps);
 
+/// Queries and keys of the same tokens, or one of them.
 struct RopeRun {
   RopePart parts[2];
+  size_t part_count = 2;
   const float* inv_freq;
   size_t pairs, batch, tokens;
   int64_t position;

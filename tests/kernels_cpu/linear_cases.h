@@ -44,11 +44,22 @@ inline std::vector<float> random_floats(std::mt19937& rng, size_t n, float sprea
   return values;
 }
 
+// What a code of the microscaling formats is worth, from their definition.
+inline double mx_worth(Coding coding, unsigned code) {
+  const int mantissa_bits = coding == Coding::mxfp4 ? 1 : 3, bias = coding == Coding::mxfp4 ? 1 : 7;
+  const unsigned sign = code >> (coding == Coding::mxfp4 ? 3 : 7), rest = code & (coding == Coding::mxfp4 ? 7u : 127u);
+  const int exponent = static_cast<int>(rest >> mantissa_bits), mantissa = static_cast<int>(rest & ((1u << mantissa_bits) - 1));
+  const double value = exponent ? std::ldexp((1 << mantissa_bits) + mantissa, exponent - bias - mantissa_bits)
+                                : std::ldexp(mantissa, 1 - bias - mantissa_bits);
+  return sign ? -value : value;
+}
+
 // A weight matrix, its codes packed one bit at a time, and what each weight is worth in double.
 struct Weights {
   LinearMatrix matrix;
   std::vector<uint32_t> words;
   std::unique_ptr<Numbers> dense, scales, biases;
+  std::vector<uint8_t> exponents;    // scales of the microscaling formats
   std::vector<double> worth, terms;  // terms: |scale| * code + |bias|, what a rounding error is relative to
 
   Weights(int bits, int group, size_t out, size_t in, Dtype type, unsigned seed) {
@@ -56,6 +67,23 @@ struct Weights {
     matrix.bits = bits, matrix.group = group, matrix.out = out, matrix.in = in;
     worth.resize(out * in), terms.resize(out * in);
     bits ? fill_codes(rng, type) : fill_dense(rng, type);
+  }
+  // Of a microscaling format, with exponents from `low` to `high`.
+  Weights(Coding coding, size_t out, size_t in, unsigned seed, unsigned low = 120, unsigned high = 128) {
+    std::mt19937 rng(seed);
+    matrix.coding = coding, matrix.bits = coding == Coding::mxfp4 ? 4 : 8, matrix.group = 32, matrix.out = out, matrix.in = in;
+    worth.resize(out * in), terms.resize(out * in), exponents.resize(out * in / 32);
+    const unsigned bits = static_cast<unsigned>(matrix.bits), mask = (1u << bits) - 1;
+    words.resize(worth.size() * bits / 32);
+    for (auto& e : exponents) e = static_cast<uint8_t>(low + rng() % (high - low + 1));
+    for (size_t i = 0; i < worth.size(); ++i) {
+      unsigned code = rng() & mask;
+      if (bits == 8 && (code & 127) == 127) code ^= 1;  // NaN
+      words[i * bits / 32] |= code << (i * bits % 32);
+      worth[i] = std::ldexp(mx_worth(coding, code), exponents[i / 32] - 127);
+      terms[i] = std::abs(worth[i]);
+    }
+    matrix.weight = words.data(), matrix.scales = exponents.data();
   }
   void fill_dense(std::mt19937& rng, Dtype type) {
     dense = std::make_unique<Numbers>(type, random_floats(rng, worth.size(), 0.5f));

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cmath>
+#include <numbers>
 #include <span>
 #include <string>
 #include <vector>
@@ -106,9 +107,16 @@ class ReferenceTransformer {
       const Row h = norm(x[i], p + "post_attention_layernorm");
       Row gate = linear(h, p + "mlp.gate_proj");
       const Row up = linear(h, p + "mlp.up_proj");
-      for (size_t j = 0; j < gate.size(); ++j) gate[j] = gate[j] / (1 + std::exp(-gate[j])) * up[j];
+      for (size_t j = 0; j < gate.size(); ++j) gate[j] = activated(gate[j]) * up[j];
       add(x[i], linear(gate, p + "mlp.down_proj"));
     }
+  }
+
+  double activated(double v) const {
+    if (c_.activation == Activation::gelu) return v / 2 * std::erfc(-v / std::sqrt(2.0));
+    if (c_.activation == Activation::gelu_tanh)
+      return v / 2 * (1 + std::tanh(std::sqrt(2 / std::numbers::pi) * (v + 0.044715 * v * v * v)));
+    return v / (1 + std::exp(-v));
   }
 
   static void add(Row& x, const Row& y) {

@@ -106,6 +106,8 @@ INSTANTIATE_TEST_SUITE_P(Models, Variants,
                                            Variant{"qk_norm", [](Config& c) { c.qk_norm = true; }},
                                            Variant{"one_kv_head", [](Config& c) { c.kv_heads = 1; }},
                                            Variant{"partial_rotary", [](Config& c) { c.rotary_dims = 16; }},
+                                           Variant{"gelu", [](Config& c) { c.activation = Activation::gelu; }},
+                                           Variant{"gelu_tanh", [](Config& c) { c.activation = Activation::gelu_tanh; }},
                                            Variant{"sliding_window", [](Config& c) { c.sliding_window = 9; }},
                                            Variant{"llama3_rope",
                                                    [](Config& c) {

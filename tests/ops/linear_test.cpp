@@ -2,6 +2,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <numbers>
+
 #include "kernels/cpu/simd_target.h"
 #include "ops/reference.h"
 
@@ -81,6 +83,68 @@ TEST_F(LinearNode, SeveralWeightsOfUnlikeFormatsShareOneNode) {
   }
 }
 
+// Packed for both precisions: dense weights, the microscaling formats, affine codes, and several in one node.
+TEST_F(LinearNode, PackedWeightsOfEveryFormat) {
+  const LinearWeight all[] = {random_weight(rng, 0, 0, 75, 256, mx::float32, true), random_weight(rng, 0, 0, 40, 256, mx::float16),
+                              random_weight(rng, 0, 0, 9, 256, mx::bfloat16),       random_mx_weight(rng, Coding::mxfp4, 75, 256, true),
+                              random_mx_weight(rng, Coding::mxfp8, 33, 256),        random_weight(rng, 4, 64, 50, 256, mx::float16)};
+  for (const Precision precision : {Precision::int16, Precision::exact}) {
+    LinearPacker packer(precision);
+    std::vector<LinearWeight> packed;
+    for (const auto& w : all) {
+      if (!packer.takes(w)) continue;
+      packed.push_back(packer.pack(w));
+      const Choice choice = choose("linear", packed.back().str(), mx::float32, 0, Policy::require);
+      EXPECT_EQ(choice.precision, packed.back().packed->integers ? Precision::int16 : Precision::exact) << packed.back().str();
+      EXPECT_FALSE(packer.takes(packed.back()));
+    }
+    ASSERT_EQ(packed.size(), precision == Precision::int16 ? 6u : 5u);
+    for (const int rows : {1, 5, 40}) {
+      const mx::array x = random_array(rng, {rows, 256}, kDtypes[rows % 3]);
+      const auto results = linear(x, packed, fast("linear"));
+      for (size_t i = 0; i < packed.size(); ++i) {
+        const Product p = product(x, all[i]);
+        const double rounding = packed[i].packed->integers ? 1.0 / 8000 : 0;  // of x to integers, of groups whose largest is below 5
+        auto tolerance = tolerance_of(p, x.dtype(), 256, kFloatEpsilon);
+        const Worth worth(all[i]);
+        for (size_t k = 0; k < tolerance.size(); ++k)
+          for (size_t j = 0; j < 256; ++j) tolerance[k] += rounding * worth.terms[k % static_cast<size_t>(all[i].out_features()) * 256 + j];
+        expect_near(results[i], p.value, tolerance, packed[i].str() + " rows " + std::to_string(rows));
+      }
+    }
+  }
+}
+
+TEST_F(LinearNode, MicroscalingFormatsComposed) {
+  for (const Coding coding : {Coding::mxfp4, Coding::mxfp8}) {
+    const LinearWeight w = random_mx_weight(rng, coding, 40, 128, true);
+    EXPECT_EQ(w.str(), name_of(coding));
+    EXPECT_FALSE(choose("linear", w.str(), mx::float32, 0, Policy::automatic).fast);  // not before they are packed
+    for (const int rows : {1, 17}) {
+      const mx::array x = random_array(rng, {rows, 128}, mx::float32);
+      const Product p = product(x, w);
+      expect_near(linear(x, {&w, 1}, composed_choice("linear")).front(), p.value, tolerance_of(p, mx::float32, 128, kFloatEpsilon),
+                  w.str());
+      EXPECT_THROW(linear(x, {&w, 1}, fast("linear")), std::invalid_argument);
+    }
+  }
+}
+
+// Codes and scales that MLX makes, packed, are worth what MLX says, number by number.
+TEST_F(LinearNode, MicroscalingRowsAreThoseOfMlx) {
+  for (const Coding coding : {Coding::mxfp4, Coding::mxfp8}) {
+    const std::string mode(name_of(coding));
+    const auto parts = mx::quantize(random_array(rng, {50, 96}, mx::float32), std::nullopt, std::nullopt, mode);
+    LinearWeight w{parts[0], parts[1], {}, coding == Coding::mxfp4 ? 4 : 8, 32, {}};
+    w.coding = coding;
+    const auto want = floats_of(mx::dequantize(parts[0], parts[1], std::nullopt, 32, w.bits, mode, std::nullopt, mx::float32));
+    const mx::array ids = mx::arange(50);
+    EXPECT_EQ(floats_of(embed(ids, w, mx::float32)), want);
+    for (const Precision precision : {Precision::int16, Precision::exact})
+      EXPECT_EQ(floats_of(embed(ids, LinearPacker(precision).pack(w), mx::float32)), want);
+  }
+}
+
 TEST_F(LinearNode, AddsTheResidual) {
   for (const bool use_fast : {true, false}) {
     for (const mx::Dtype dtype : kDtypes) {
@@ -99,20 +163,32 @@ TEST_F(LinearNode, AddsTheResidual) {
   }
 }
 
-TEST_F(LinearNode, GatesWithSilu) {
-  for (const bool use_fast : {true, false}) {
-    for (const int rows : {1, 2, 40}) {
-      const LinearWeight gate = random_weight(rng, 4, 32, 83, 96, mx::float16), up = random_weight(rng, 5, 32, 83, 96, mx::float16, true);
-      const mx::array x = random_array(rng, {rows, 96}, mx::float32);
-      const mx::array y = linear_swiglu(x, gate, up, use_fast ? fast("linear") : composed_choice("linear"));
-      const Product g = product(x, gate), u = product(x, up);
-      std::vector<double> want(g.value.size()), tolerance(want.size());
-      for (size_t i = 0; i < want.size(); ++i) {
-        const double silu = g.value[i] / (1 + std::exp(-g.value[i])), error = 104 * kFloatEpsilon;
-        want[i] = silu * u.value[i];
-        tolerance[i] = error * (1.1 * g.magnitude[i] * std::abs(u.value[i]) + std::abs(silu) * u.magnitude[i]) + 1e-6;  // |silu'| <= 1.1
+double activated(Activation activation, double v) {
+  switch (activation) {
+    case Activation::silu: return v / (1 + std::exp(-v));
+    case Activation::gelu: return v / 2 * std::erfc(-v / std::sqrt(2.0));
+    case Activation::gelu_tanh: return v / 2 * (1 + std::tanh(std::sqrt(2 / std::numbers::pi) * (v + 0.044715 * v * v * v)));
+  }
+  return 0;
+}
+
+TEST_F(LinearNode, GatesWithEveryActivation) {
+  for (const Activation activation : {Activation::silu, Activation::gelu, Activation::gelu_tanh}) {
+    for (const bool use_fast : {true, false}) {
+      for (const int rows : {1, 2, 40}) {
+        const LinearWeight gate = random_weight(rng, 4, 32, 83, 96, mx::float16), up = random_weight(rng, 5, 32, 83, 96, mx::float16, true);
+        const mx::array x = random_array(rng, {rows, 96}, mx::float32);
+        const mx::array y = linear_gated(x, gate, up, activation, use_fast ? fast("linear") : composed_choice("linear"));
+        const Product g = product(x, gate), u = product(x, up);
+        std::vector<double> want(g.value.size()), tolerance(want.size());
+        for (size_t i = 0; i < want.size(); ++i) {
+          const double value = activated(activation, g.value[i]), error = 104 * kFloatEpsilon;
+          want[i] = value * u.value[i];
+          // No slope is above 1.13; the composed 1 + erf and 1 + tanh round at 1, whatever is left of them.
+          tolerance[i] = error * (1.2 * g.magnitude[i] * std::abs(u.value[i]) + std::abs(value) * u.magnitude[i]) + 1e-6;
+        }
+        expect_near(y, want, tolerance, std::string(name_of(activation)) + (use_fast ? " fast" : " composed"));
       }
-      expect_near(y, want, tolerance, use_fast ? "fast" : "composed");
     }
   }
 }
@@ -193,10 +269,15 @@ TEST_F(LinearNode, BadShapesAndTypesAreRefusedByName) {
   EXPECT_THAT(message(x, bad), testing::HasSubstr("scales"));
   bad = good, bad.scales = mx::zeros({8, 3});
   EXPECT_THAT(message(x, bad), testing::HasSubstr("shape"));
+  bad = good, bad.coding = Coding::mxfp8;
+  EXPECT_THAT(message(x, bad), testing::HasSubstr("mxfp8 has 8"));
+  bad = random_mx_weight(rng, Coding::mxfp4, 8, 64), bad.scales = good.scales;
+  EXPECT_THAT(message(x, bad), testing::HasSubstr("must be uint8"));
   bad = good, bad.bias = mx::zeros({9});
   EXPECT_THAT(message(x, bad), testing::HasSubstr("bias"));
   EXPECT_THROW(linear_add(x, good, mx::zeros({2, 9}), fast("linear")), std::invalid_argument);
-  EXPECT_THROW(linear_swiglu(x, good, random_weight(rng, 4, 32, 9, 64, mx::float16), fast("linear")), std::invalid_argument);
+  EXPECT_THROW(linear_gated(x, good, random_weight(rng, 4, 32, 9, 64, mx::float16), Activation::silu, fast("linear")),
+               std::invalid_argument);
   EXPECT_THROW(linear(x, {}, fast("linear")), std::invalid_argument);
 }
 

@@ -51,6 +51,20 @@ inline LinearWeight random_weight(std::mt19937& rng, int bits, int group, int ou
           maybe_bias()};
 }
 
+/// A random weight of a microscaling format, scales around 2^-4.
+inline LinearWeight random_mx_weight(std::mt19937& rng, Coding coding, int out, int in, bool bias = false) {
+  const int bits = coding == Coding::mxfp4 ? 4 : 8;
+  LinearWeight w = random_weight(rng, bits, 32, out, in, mx::float16, bias);
+  std::vector<uint8_t> scales(static_cast<size_t>(out) * static_cast<size_t>(in) / 32);
+  for (auto& s : scales) s = static_cast<uint8_t>(121 + rng() % 5);
+  w.coding = coding;
+  w.scales = mx::array(scales.data(), {out, in / 32}, mx::uint8);
+  w.biases = std::nullopt;
+  if (bits == 8) w.weight = mx::bitwise_and(w.weight, mx::array(0xF7F7F7F7u));  // no NaN: the top exponent's last mantissas stay out
+  w.weight.eval();
+  return w;
+}
+
 /// What each weight is worth, and |scale| * code + |bias|: what rounding errors are relative to.
 struct Worth {
   std::vector<double> value, terms, bias;
@@ -66,6 +80,10 @@ struct Worth {
       for (size_t i = 0; i < dense.size(); ++i) value[i] = dense[i], terms[i] = std::abs(dense[i]);
       return;
     }
+    if (w.coding != Coding::affine) {
+      microscaled(w);
+      return;
+    }
     const auto scales = floats_of(*w.scales), biases = floats_of(*w.biases);
     mx::array words = mx::contiguous(w.weight);
     words.eval();
@@ -77,6 +95,14 @@ struct Worth {
       value[i] = static_cast<double>(scales[i / group]) * code + biases[i / group];
       terms[i] = std::abs(static_cast<double>(scales[i / group])) * code + std::abs(static_cast<double>(biases[i / group]));
     }
+  }
+
+ private:
+  // As MLX decodes it; the kernels' own tests hold the values against the formats' definition.
+  void microscaled(const LinearWeight& w) {
+    const auto dense = floats_of(
+        mx::dequantize(w.weight, *w.scales, std::nullopt, w.group, w.bits, std::string(name_of(w.coding)), std::nullopt, mx::float32));
+    for (size_t i = 0; i < dense.size(); ++i) value[i] = dense[i], terms[i] = std::abs(dense[i]);
   }
 };
 

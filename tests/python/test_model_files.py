@@ -159,11 +159,13 @@ def as_float32(arrays, name, bits=None):
     if name.endswith(".weight") and stem + ".scales" in arrays:
         weight, scales = arrays[name], arrays[stem + ".scales"]
         bits = weight.shape[1] // scales.shape[1]  # groups of 32: bits words a group
+        if scales.dtype == mx.uint8:
+            return np.array(mx.dequantize(weight, scales, mode={4: "mxfp4", 8: "mxfp8"}[bits], dtype=mx.float32))
         return np.array(mx.dequantize(weight, scales.astype(mx.float32), arrays[stem + ".biases"].astype(mx.float32), 32, bits))
     return np.array(arrays[name].astype(mx.float32))
 
 
-@pytest.mark.parametrize("kind", ["F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1"])
+@pytest.mark.parametrize("kind", ["F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "MXFP4"])
 @pytest.mark.parametrize("architecture", ["llama", "qwen2", "qwen3"])
 def test_every_type_is_worth_what_the_gguf_package_says(driver, tmp_path, architecture, kind):
     path = tmp_path / "m.gguf"
@@ -176,6 +178,8 @@ def test_every_type_is_worth_what_the_gguf_package_says(driver, tmp_path, archit
         if architecture == "llama" and heads:
             expected = to_halves(expected, heads)
         got = as_float32(arrays, target)
+        if kind == "MXFP4":
+            assert np.array_equal(got, expected), name
         scale = max(np.abs(expected).max() / (127 if kind == "Q8_0" else 8), 1e-30) if matrix(name) != TYPES.F32 else 0
         assert got.shape == expected.shape
         np.testing.assert_allclose(got, expected, rtol=0, atol=1e-3 * scale, err_msg=name)
@@ -237,7 +241,7 @@ def test_mixed_types_and_an_unsupported_one(facts, refusal, tmp_path):
     write_gguf(path, types=lambda name: kinds.get(name, TYPES.F32))
     assert facts(path)["linears"] == "15"
     write_gguf(path, types=lambda name: TYPES.Q5_0 if name == "output.weight" else TYPES.F32, tied=False)
-    assert "tensor output.weight is Q5_0, which is not supported yet; supported: F32, F16, BF16, Q8_0, Q4_0, Q4_1" in refusal(path)
+    assert "tensor output.weight is Q5_0, which is not supported yet; supported: F32, F16, BF16, Q8_0, Q4_0, Q4_1, MXFP4" in refusal(path)
 
 
 def test_split_files_and_other_architectures_are_refused_by_name(driver, refusal, tmp_path):
@@ -350,6 +354,64 @@ def test_affine_folders(driver, tmp_path, bits, group):
     assert all(mx.array_equal(loaded[name], a) for name, a in arrays.items())
 
 
+@pytest.mark.parametrize("mode, bits", [("mxfp4", 4), ("mxfp8", 8)])
+def test_microscaling_folders(driver, tmp_path, mode, bits):
+    schemes = {
+        "model.layers.1.mlp.up_proj": dict(bits=8, group_size=32),  # names no mode: affine
+        "model.layers.0.mlp.down_proj": dict(bits=12 - bits, group_size=32, mode={"mxfp4": "mxfp8", "mxfp8": "mxfp4"}[mode]),
+        "model.layers.0.mlp.up_proj": False,
+    }
+    arrays = {}
+    for name, values in folder_arrays().items():
+        stem = name.removesuffix(".weight")
+        scheme = schemes.get(stem, dict(mode=mode))
+        if values.ndim == 1 or not scheme:
+            arrays[name] = values
+            continue
+        w, scales, *biases = mx.quantize(values, **scheme)
+        arrays |= {name: w, stem + ".scales": scales} | ({stem + ".biases": biases[0]} if biases else {})
+    quantization = dict(bits=bits, group_size=32, mode=mode, **schemes)
+    folder = write_folder(tmp_path / "m", arrays, dict(quantization=quantization))
+    loaded = loaded_arrays(driver, folder, tmp_path / "out.safetensors")
+    assert loaded.keys() == arrays.keys()
+    assert all(mx.array_equal(loaded[name], a) for name, a in arrays.items())
+    assert f"quantisation: {mode}, {bits} bits, groups of 32" in driver("inspect", folder)[1]
+
+
+def test_microscaling_folders_that_are_refused(refusal, tmp_path):
+    arrays = folder_arrays()
+    stem = "model.layers.0.mlp.up_proj"
+    w, scales = mx.quantize(arrays[stem + ".weight"], mode="mxfp4")
+    arrays |= {stem + ".weight": w, stem + ".scales": scales}
+    scheme = dict(bits=4, group_size=32, mode="mxfp4")
+    for change, text in [
+        (dict(mode="nvfp4"), '"nvfp4" is not supported; supported: affine, mxfp4, mxfp8'),
+        (dict(group_size=64), '"quantization.group_size" is 64; 32, as mode mxfp4 has, is needed'),
+        (dict(bits=8), '"quantization.bits" is 8; 4, as mode mxfp4 has, is needed'),
+        (dict(mode="mxfp8", bits=8), "[96, 8]"),
+        (dict(mode="affine"), "is U8"),
+        (dict(mode=4), '"quantization.mode" is 4'),
+        ({stem: dict(bits=8, group_size=64, mode="mxfp8")}, f'"quantization.{stem}.group_size" is 64'),
+        ({stem: dict(bits=4, group_size=32)}, "is U8"),
+        ({stem: dict(mode="affine")}, "is missing"),
+    ]:
+        assert text in refusal(write_folder(tmp_path / "m", arrays, dict(quantization={**scheme, **change})))
+    wrong = arrays | {stem + ".scales": scales.astype(mx.float16)}
+    assert "whose scales are U8" in refusal(write_folder(tmp_path / "m", wrong, dict(quantization=scheme)))
+    wrong = arrays | {stem + ".scales": scales[:, :1]}
+    assert "[96, 1], but the configuration needs [96, 2]" in refusal(write_folder(tmp_path / "m", wrong, dict(quantization=scheme)))
+
+
+def test_a_gguf_scale_that_is_no_number_is_refused(refusal, tmp_path):
+    path = tmp_path / "m.gguf"
+    write_gguf(path, types=lambda name: TYPES.MXFP4 if name == "blk.0.ffn_up.weight" else TYPES.F32)
+    tensor = next(t for t in gguf.GGUFReader(path).tensors if t.name == "blk.0.ffn_up.weight")
+    whole = bytearray(path.read_bytes())
+    whole[tensor.data_offset + 17 * 5] = 255
+    path.write_bytes(whole)
+    assert "blk.0.ffn_up.weight holds a block scale that is infinite, not a number" in refusal(path)
+
+
 def test_configuration_keys(facts, tmp_path):
     folder = tmp_path / "m"
     llama3 = dict(factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=64)
@@ -363,6 +425,10 @@ def test_configuration_keys(facts, tmp_path):
         (dict(model_type="mistral", sliding_window=64), dict(window="64", family="mistral")),
         (dict(model_type="mistral", sliding_window=None), dict(window="0")),
         (dict(partial_rotary_factor=0.5), dict(rotary="8")),
+        (dict(hidden_act="swish"), dict(act="silu")),
+        (dict(hidden_act="gelu"), dict(act="gelu")),
+        (dict(hidden_act="gelu_new"), dict(act="gelu_tanh")),
+        (dict(hidden_act="silu", hidden_activation="gelu_pytorch_tanh"), dict(act="gelu_tanh")),
     ]:
         config = facts(write_folder(folder, config=change))
         assert {key: config[key] for key in expected} == expected
@@ -398,11 +464,13 @@ def test_configuration_keys(facts, tmp_path):
         (dict(rms_norm_eps="x"), '"rms_norm_eps"'),
         (dict(rms_norm_eps=1e40), '"rms_norm_eps"'),
         (dict(rope_theta=0), "rope base"),
-        (dict(hidden_act="gelu"), '"gelu"'),
+        (dict(hidden_act="relu2"), 'hidden_act "relu2" is not supported; supported: silu, gelu'),
+        (dict(hidden_activation="quick_gelu"), 'hidden_activation "quick_gelu" is not supported'),
+        (dict(hidden_act=1), '"hidden_act" is 1'),
         (dict(rope_scaling=dict(type="yarn", factor=4.0)), '"yarn"'),
         (dict(rope_scaling=dict(type="linear")), '"rope_scaling.factor" is missing'),
         (dict(rope_scaling=[]), '"rope_scaling" is []'),
-        (dict(quantization=dict(bits=4, group_size=32, mode="mxfp4")), '"mxfp4"'),
+        (dict(quantization=dict(bits=4, group_size=16, mode="nvfp4")), '"nvfp4"'),
         (dict(quantization=dict(bits=7, group_size=32)), '"quantization.bits" is 7'),
         (dict(quantization=dict(bits=4, group_size=48)), '"quantization.group_size" is 48'),
         (dict(quantization_config=dict(quant_method="gptq", bits=4, group_size=128)), '"gptq"'),

@@ -39,6 +39,19 @@ QUANTISATIONS = {
     "dense": None,
     "4bit-32": dict(bits=4, group_size=32),
     "4bit-64": dict(bits=4, group_size=64),
+    "mxfp4": dict(bits=4, group_size=32, mode="mxfp4"),
+    "mxfp8": dict(bits=8, group_size=32, mode="mxfp8"),
+    "mixed-mx": dict(
+        bits=4,
+        group_size=32,
+        mode="mxfp4",
+        layers={
+            "model.embed_tokens": dict(bits=8, group_size=32, mode="mxfp8"),
+            "model.layers.0.self_attn.v_proj": dict(bits=8, group_size=64, mode="affine"),
+            "model.layers.1.mlp.gate_proj": dict(bits=8, group_size=32, mode="mxfp8"),
+            "model.layers.2.mlp.down_proj": False,
+        },
+    ),
     "mixed": dict(
         bits=4,
         group_size=32,
@@ -87,7 +100,7 @@ def _random(name, a):
 
 def _quantise(model, quantisation):
     overrides = quantisation.get("layers", {})
-    width = {key: quantisation[key] for key in ("group_size", "bits")}
+    width = {key: quantisation[key] for key in ("group_size", "bits", "mode") if key in quantisation}
     names = {name for name, module in model.named_modules() if hasattr(module, "to_quantized")}
     nn.quantize(model, **width, class_predicate=lambda name, module: name in names and overrides.get(name, True))
     return {**width, **{name: value for name, value in overrides.items() if name in names}}

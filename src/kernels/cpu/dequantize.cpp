@@ -18,9 +18,21 @@ void decode_row(const LinearMatrix& m, size_t row, float* out) {
   }
 }
 
+template <int kBits>
+void decode_mx_row(const LinearMatrix& m, size_t row, float* out) {
+  const auto* words = static_cast<const uint32_t*>(m.weight) + row * (m.in * kBits / 32);
+  const auto* scales = static_cast<const uint8_t*>(m.scales) + row * (m.in / 32);
+  for (size_t g = 0; g < m.in / 32; ++g, words += kBits, out += 32) {
+    const float scale = e8m0_value(scales[g]);
+    for_each_code<kBits>(words, [&](int i, uint32_t code) { out[i] = scale * mx_value(m.coding, static_cast<uint8_t>(code)); });
+  }
+}
+
 }  // namespace
 
 void dequantize_row(const LinearMatrix& m, size_t row, float* out) {
+  if (m.coding == Coding::mxfp4) return decode_mx_row<4>(m, row, out);
+  if (m.coding == Coding::mxfp8) return decode_mx_row<8>(m, row, out);
   switch (m.bits) {
     case 2: return decode_row<2>(m, row, out);
     case 3: return decode_row<3>(m, row, out);

@@ -15,6 +15,8 @@ namespace tersor::kernels {
 
 /// Row-major weights [out, in]. bits 2, 3, 4, 5, 6 or 8: codes packed LSB first over 32-bit words (rows start at a word), value =
 /// scale * code + bias with one scale and bias for `group` (a multiple of 32 that divides `in`) codes of a row. bits 0: dense.
+/// Of mxfp4 (4 bits) and mxfp8 (8 bits), groups of 32, scales are bytes and there are no biases; such a matrix can be packed
+/// (linear_packed.h) and read (dequantize.h), but is not for the products declared here.
 struct LinearMatrix {
   const void* weight = nullptr;
   const void* scales = nullptr;
@@ -23,6 +25,7 @@ struct LinearMatrix {
   Dtype scale_type = Dtype::f16, bias_type = Dtype::f16;
   int bits = 0, group = 0;
   size_t out = 0, in = 0;
+  Coding coding = Coding::affine;
 };
 
 /// Most rows of x that linear_few_rows is meant for; it takes any number, but linear_many_rows is faster above.
@@ -51,7 +54,7 @@ void linear_many_rows(const LinearMatrix& matrix, const float* x, size_t ldx, si
 void add_bias(float* sums, size_t lds, size_t rows, size_t n, Dtype type, const void* bias);
 /// out[i] = sums[i] + residual[i], numbers of type `type`; `residual` may be null.
 void finish_sum(Dtype type, const float* sums, const void* residual, void* out, size_t n);
-/// out[i] = silu(gate[i]) * up[i].
-void finish_swiglu(Dtype type, const float* gate, const float* up, void* out, size_t n);
+/// out[i] = activation(gate[i]) * up[i].
+void finish_gated(Dtype type, Activation activation, const float* gate, const float* up, void* out, size_t n);
 
 }  // namespace tersor::kernels

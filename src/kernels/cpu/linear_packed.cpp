@@ -1,11 +1,14 @@
 // Integer products with packed weights (linear_packed.h): lanes are weight rows, so nothing is summed across lanes.
 //
+// Codes of mxfp4 are looked up in registers as twice their value plus 12, bytes of 0 to 24; that 12 is taken back where a group's sum
+// starts.
 // With VNNI the 16-bit activations are split, X = 256 h + l with h and l in int8, and a quad of 64 codes takes two dot-product
 // instructions; elsewhere the codes are widened to 16 bits, two of a quad at a time, and multiplied in pairs.
 #include <algorithm>
 #include <cstring>
 #include <limits>
 
+#include "kernels/cpu/linear_float.h"
 #include "kernels/cpu/linear_packed.h"
 
 #undef HWY_TARGET_INCLUDE
@@ -13,12 +16,13 @@
 #include "hwy/foreach_target.h"  // IWYU pragma: keep
 #include "hwy/cache_control.h"
 #include "hwy/highway.h"
-#include "kernels/cpu/float_convert-inl.h"
+#include "kernels/cpu/linear_codes-inl.h"
 
 #ifndef TERSOR_KERNELS_CPU_LINEAR_PACKED_ONCE_
 #define TERSOR_KERNELS_CPU_LINEAR_PACKED_ONCE_
 namespace tersor::kernels {
-// A prepared row: per unit of 32 activations 64 bytes, then the groups' factors d, then the groups' sums of x, both float.
+// A prepared row: per unit of 32 activations 64 bytes, then the groups' factors d, then the groups' sums of x, both float. For mxfp4 the
+// factors are d / 2, and instead of the sums there are the int32 starts of the groups' integer sums.
 struct PreparedRow {
   size_t units, groups, factors, sums, bytes;
   explicit PreparedRow(const PackedMatrix& m)
@@ -32,23 +36,14 @@ struct PreparedRow {
 constexpr float kTop = 32639.0f;
 // Bytes that one row of x prefetches ahead: what the memory delivers to a core while one read is under way, and as much again.
 constexpr size_t kLookahead = 4096;
+constexpr int32_t kE2m1Offset = 12;
+alignas(16) constexpr int8_t kE2m1Bytes[16] = {12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0};
 }  // namespace tersor::kernels
 #endif
 
 HWY_BEFORE_NAMESPACE();
 namespace tersor::kernels::HWY_NAMESPACE {
 namespace packed {
-namespace hn = hwy::HWY_NAMESPACE;
-using DF = hn::CappedTag<float, 16>;
-using DI = hn::Repartition<int32_t, DF>;
-using DU = hn::Repartition<uint32_t, DF>;
-using DS = hn::Repartition<int16_t, DF>;
-using DB = hn::Repartition<uint8_t, DF>;
-using VF = hn::Vec<DF>;
-using VI = hn::Vec<DI>;
-using VU = hn::Vec<DU>;
-constexpr size_t kLanes = hn::MaxLanes(DF());
-constexpr size_t kSlices = kPackedRows / kLanes;  // vectors a row of the layout takes
 
 #if HWY_TARGET == HWY_AVX3_DL
 constexpr bool kByteDots = true;
@@ -107,6 +102,7 @@ void PrepareRow(const PackedMatrix& m, const void* x, size_t at, uint8_t* HWY_RE
   alignas(64) float values[128];
   for (size_t g = 0; g < layout.groups; ++g) {
     VF top = hn::Zero(d), sum = hn::Zero(d);
+    VI total = hn::Zero(di);
     for (size_t i = 0; i < group; i += kLanes) {
       const VF v = LoadAsFloat<kType>(d, x, at + g * group + i);
       hn::Store(v, d, values + i);
@@ -121,42 +117,19 @@ void PrepareRow(const PackedMatrix& m, const void* x, size_t at, uint8_t* HWY_RE
     for (size_t unit = 0; unit < group; unit += 32)
       for (size_t i = 0; i < 32; i += kLanes) {
         const VF v = hn::IfThenElseZero(usable, hn::Load(d, values + unit + i));
-        StoreInts(hn::NearestInt(hn::Mul(v, inverse)), i, row + 2 * (g * group + unit));
+        const VI ints = hn::NearestInt(hn::Mul(v, inverse));
+        StoreInts(ints, i, row + 2 * (g * group + unit));
+        total = hn::Add(total, ints);
       }
+    if (m.coding == Coding::mxfp4) {
+      factors[g] *= 0.5f;
+      const int32_t start = -kE2m1Offset * hn::GetLane(hn::SumOfLanes(di, total));
+      std::memcpy(sums + g, &start, sizeof start);
+    }
   }
 }
 
 // ---- products ----
-
-// Bits [kFrom, kFrom + kBits) of every byte, moved to kTo.
-template <int kFrom, int kTo, int kBits>
-HWY_INLINE VU Field(VU v) {
-  if constexpr (kFrom > kTo) v = hn::ShiftRight<kFrom - kTo>(v);
-  if constexpr (kFrom < kTo) v = hn::ShiftLeft<kTo - kFrom>(v);
-  return hn::And(v, hn::Set(DU(), (((1u << kBits) - 1) << kTo) * 0x01010101u));
-}
-template <int kRow>
-HWY_INLINE VU Row(const uint8_t* HWY_RESTRICT unit) {
-  return hn::BitCast(DU(), hn::Load(DB(), unit + 64 * kRow));
-}
-
-// Quad kQuad of a unit: 4 codes of each lane, one a byte. `unit` points at this slice's lanes.
-template <int kBits, int kQuad>
-HWY_INLINE VU Quad(const uint8_t* HWY_RESTRICT unit) {
-  if constexpr (kBits == 8) {
-    return Row<kQuad>(unit);
-  } else if constexpr (kBits == 4) {
-    return Field<4 * (kQuad % 2), 0, 4>(Row<kQuad / 2>(unit));
-  } else if constexpr (kBits == 2) {
-    return Field<2 * (kQuad % 4), 0, 2>(Row<kQuad / 4>(unit));
-  } else if constexpr (kBits == 3) {
-    return hn::Or(Quad<2, kQuad>(unit), Field<kQuad, 2, 1>(Row<2>(unit)));
-  } else if constexpr (kBits == 5) {
-    return hn::Or(Quad<4, kQuad>(unit), Field<kQuad, 4, 1>(Row<4>(unit)));
-  } else {
-    return hn::Or(Quad<4, kQuad>(unit), Field<2 * (kQuad % 4), 4, 2>(Row<4 + kQuad / 4>(unit)));
-  }
-}
 
 HWY_INLINE VU Broadcast(const uint8_t* HWY_RESTRICT at) {
   int32_t word;
@@ -181,7 +154,7 @@ HWY_INLINE VI PairProducts(VU a, VU b) {
 // Integer sums of one group and one row of x, and one more quad into them.
 struct Sums {
   VI high, low;
-  HWY_INLINE void Clear() { high = low = hn::Zero(DI()); }
+  HWY_INLINE void Start(int32_t from) { high = hn::Zero(DI()), low = hn::Set(DI(), from); }
   HWY_INLINE VF Value() const {
     if constexpr (kByteDots) return hn::ConvertTo(DF(), hn::Add(hn::ShiftLeft<8>(high), low));
     return hn::ConvertTo(DF(), hn::Add(high, low));
@@ -201,9 +174,10 @@ struct Sums {
 };
 
 // One unit of one slice times kRows rows of x, quads kQuad and up.
-template <int kBits, size_t kRows, int kQuad = 0>
+template <Coding kCoding, int kBits, size_t kRows, int kQuad = 0>
 HWY_INLINE void AddUnit(const uint8_t* HWY_RESTRICT unit, const uint8_t* HWY_RESTRICT x, size_t stride, Sums (&sums)[kRows]) {
-  const VU codes = Quad<kBits, kQuad>(unit);
+  VU codes = Quad<kBits, kQuad>(unit);
+  if constexpr (kCoding == Coding::mxfp4) codes = LookUp(kE2m1Bytes, codes);
   VU even = codes, odd = codes;
   if constexpr (!kByteDots) {
     even = hn::And(codes, hn::Set(DU(), 0x00FF00FF));
@@ -211,62 +185,64 @@ HWY_INLINE void AddUnit(const uint8_t* HWY_RESTRICT unit, const uint8_t* HWY_RES
   }
 #pragma GCC unroll 8
   for (size_t r = 0; r < kRows; ++r) sums[r].template Add<kQuad>(codes, even, odd, x + r * stride);
-  if constexpr (kQuad < 7) AddUnit<kBits, kRows, kQuad + 1>(unit, x, stride, sums);
-}
-
-// One vector of a record's scales or biases.
-HWY_INLINE VF LoadScales(Dtype type, const uint8_t* HWY_RESTRICT tail, size_t at) {
-  const DF d;
-  if (type == Dtype::f16) return LoadAsFloat<Dtype::f16>(d, tail, at);
-  if (type == Dtype::bf16) return LoadAsFloat<Dtype::bf16>(d, tail, at);
-  return LoadAsFloat<Dtype::f32>(d, tail, at);
+  if constexpr (kQuad < 7) AddUnit<kCoding, kBits, kRows, kQuad + 1>(unit, x, stride, sums);
 }
 
 // One panel (one slice of its lanes) times kRows rows of x.
-template <int kBits, size_t kRows>
+template <Coding kCoding, int kBits, size_t kRows>
 HWY_NOINLINE void PanelRows(const PackedMatrix& m, const PreparedRow& layout, const uint8_t* HWY_RESTRICT panel, size_t slice,
                             const uint8_t* HWY_RESTRICT x, float* HWY_RESTRICT out, size_t ldo) {
   const DF d;
-  const size_t units = static_cast<size_t>(m.group) / 32, record_bytes = m.record_bytes();
+  constexpr bool kAffine = kCoding == Coding::affine;
   constexpr size_t unit_bytes = 64 * kBits;
+  const size_t units = kAffine ? m.units() : 1, group_bytes = kAffine ? m.record_bytes() : unit_bytes;
   VF acc[kRows];
 #pragma GCC unroll 8
   for (size_t r = 0; r < kRows; ++r) acc[r] = hn::Zero(d);
-  const uint8_t* at = x;
+  const uint8_t *at = x, *scales = panel;
 #pragma GCC unroll 1
   for (size_t g = 0; g < layout.groups; ++g) {
     Sums sums[kRows];
 #pragma GCC unroll 8
-    for (size_t r = 0; r < kRows; ++r) sums[r].Clear();
+    for (size_t r = 0; r < kRows; ++r) {
+      const auto* row = reinterpret_cast<const int32_t*>(x + r * layout.bytes);
+      sums[r].Start(kAffine ? 0 : row[layout.sums / 4 + g]);
+    }
+    if (!kAffine && g % 4 == 0) scales = panel, panel += 64;
 #pragma GCC unroll 1
     for (size_t u = 0; u < units; ++u, at += 64) {
       if constexpr (kRows == 1) {
 #pragma GCC unroll 8
         for (size_t line = 0; line < kBits; ++line) hwy::Prefetch(panel + u * unit_bytes + 64 * line + kLookahead);
       }
-      AddUnit<kBits, kRows>(panel + u * unit_bytes + 4 * kLanes * slice, at, layout.bytes, sums);
+      AddUnit<kCoding, kBits, kRows>(panel + u * unit_bytes + 4 * kLanes * slice, at, layout.bytes, sums);
     }
-    const uint8_t* const tail = panel + units * unit_bytes;
-    const VF scale = LoadScales(m.scale_type, tail, slice * kLanes);
-    const VF bias = LoadScales(m.scale_type, tail, kPackedRows + slice * kLanes);
+    const VF scale = kAffine ? LoadScales(m.type, panel + units * unit_bytes, slice * kLanes)
+                             : LoadExponents(scales + g % 4 * kPackedRows, slice * kLanes);
+    const VF bias = kAffine ? LoadScales(m.type, panel + units * unit_bytes, kPackedRows + slice * kLanes) : scale;
 #pragma GCC unroll 8
     for (size_t r = 0; r < kRows; ++r) {
       const auto* row = reinterpret_cast<const float*>(x + r * layout.bytes);
-      acc[r] = hn::MulAdd(sums[r].Value(), hn::Mul(scale, hn::Set(d, row[layout.factors / 4 + g])), acc[r]);
-      acc[r] = hn::MulAdd(bias, hn::Set(d, row[layout.sums / 4 + g]), acc[r]);
+      const VF factor = hn::Set(d, row[layout.factors / 4 + g]);
+      if constexpr (kAffine) {
+        acc[r] = hn::MulAdd(sums[r].Value(), hn::Mul(scale, factor), acc[r]);
+        acc[r] = hn::MulAdd(bias, hn::Set(d, row[layout.sums / 4 + g]), acc[r]);
+      } else {  // scale * factor alone could overflow
+        acc[r] = hn::MulAdd(hn::Mul(sums[r].Value(), factor), scale, acc[r]);
+      }
     }
-    panel += record_bytes;
+    panel += group_bytes;
   }
 #pragma GCC unroll 8
   for (size_t r = 0; r < kRows; ++r) hn::Store(acc[r], d, out + r * ldo + slice * kLanes);
 }
 
-template <int kBits, size_t kRows>
+template <Coding kCoding, int kBits, size_t kRows>
 HWY_INLINE void Slices(const PackedMatrix& m, const PreparedRow& layout, const uint8_t* panel, const uint8_t* x, float* out, size_t ldo) {
-  for (size_t slice = 0; slice < kSlices; ++slice) PanelRows<kBits, kRows>(m, layout, panel, slice, x, out, ldo);
+  for (size_t slice = 0; slice < kSlices; ++slice) PanelRows<kCoding, kBits, kRows>(m, layout, panel, slice, x, out, ldo);
 }
 
-template <int kBits>
+template <Coding kCoding, int kBits>
 void Multiply(const PackedMatrix& m, const uint8_t* prepared, size_t rows, size_t first, size_t panels, float* out, size_t ldo) {
   const PreparedRow layout(m);
   for (size_t p = 0; p < panels; ++p) {
@@ -276,15 +252,15 @@ void Multiply(const PackedMatrix& m, const uint8_t* prepared, size_t rows, size_
       float* to = out + r * ldo + p * kPackedRows;
       size_t step = std::min(rows - r, kRowTile);
       switch (step) {
-        case 1: Slices<kBits, 1>(m, layout, panel, x, to, ldo); break;
-        case 2: Slices<kBits, 2>(m, layout, panel, x, to, ldo); break;
-        case 3: Slices<kBits, 3>(m, layout, panel, x, to, ldo); break;
+        case 1: Slices<kCoding, kBits, 1>(m, layout, panel, x, to, ldo); break;
+        case 2: Slices<kCoding, kBits, 2>(m, layout, panel, x, to, ldo); break;
+        case 3: Slices<kCoding, kBits, 3>(m, layout, panel, x, to, ldo); break;
         default:
           step = step < kRowTile ? 4 : kRowTile;
           if (step == 4) {
-            Slices<kBits, 4>(m, layout, panel, x, to, ldo);
+            Slices<kCoding, kBits, 4>(m, layout, panel, x, to, ldo);
           } else {
-            Slices<kBits, kRowTile>(m, layout, panel, x, to, ldo);
+            Slices<kCoding, kBits, kRowTile>(m, layout, panel, x, to, ldo);
           }
       }
       r += step;
@@ -307,13 +283,14 @@ void PackedPrepare(const PackedMatrix& m, Dtype x_type, const void* x, size_t ro
 
 void PackedMultiply(const PackedMatrix& m, const void* prepared, size_t rows, size_t first, size_t panels, float* out, size_t ldo) {
   const auto* x = static_cast<const uint8_t*>(prepared);
+  if (m.coding == Coding::mxfp4) return packed::Multiply<Coding::mxfp4, 4>(m, x, rows, first, panels, out, ldo);
   switch (m.bits) {
-    case 2: return packed::Multiply<2>(m, x, rows, first, panels, out, ldo);
-    case 3: return packed::Multiply<3>(m, x, rows, first, panels, out, ldo);
-    case 4: return packed::Multiply<4>(m, x, rows, first, panels, out, ldo);
-    case 5: return packed::Multiply<5>(m, x, rows, first, panels, out, ldo);
-    case 6: return packed::Multiply<6>(m, x, rows, first, panels, out, ldo);
-    default: return packed::Multiply<8>(m, x, rows, first, panels, out, ldo);
+    case 2: return packed::Multiply<Coding::affine, 2>(m, x, rows, first, panels, out, ldo);
+    case 3: return packed::Multiply<Coding::affine, 3>(m, x, rows, first, panels, out, ldo);
+    case 4: return packed::Multiply<Coding::affine, 4>(m, x, rows, first, panels, out, ldo);
+    case 5: return packed::Multiply<Coding::affine, 5>(m, x, rows, first, panels, out, ldo);
+    case 6: return packed::Multiply<Coding::affine, 6>(m, x, rows, first, panels, out, ldo);
+    default: return packed::Multiply<Coding::affine, 8>(m, x, rows, first, panels, out, ldo);
   }
 }
 
@@ -325,13 +302,21 @@ namespace tersor::kernels {
 HWY_EXPORT(PackedPrepare);
 HWY_EXPORT(PackedMultiply);
 
-size_t packed_prepared_bytes(const PackedMatrix& matrix) { return PreparedRow(matrix).bytes; }
+bool packed_alike(const PackedMatrix& a, const PackedMatrix& b) {
+  if (a.in != b.in || a.integers != b.integers) return false;
+  return !a.integers || (a.group == b.group && a.coding == b.coding);
+}
+
+size_t packed_prepared_bytes(const PackedMatrix& m) { return m.integers ? PreparedRow(m).bytes : float_prepared_bytes(m); }
+size_t packed_pass_bytes(const PackedMatrix& m) { return m.integers ? PreparedRow(m).bytes : float_pass_bytes(m); }
 
 void packed_prepare(const PackedMatrix& matrix, Dtype x_type, const void* x, size_t rows, void* prepared) {
+  if (!matrix.integers) return float_prepare(matrix, x_type, x, rows, prepared);
   HWY_DYNAMIC_DISPATCH(PackedPrepare)(matrix, x_type, x, rows, prepared);
 }
 
 void packed_multiply(const PackedMatrix& matrix, const void* prepared, size_t rows, size_t panel, size_t panels, float* out, size_t ldo) {
+  if (!matrix.integers) return float_multiply(matrix, prepared, rows, panel, panels, out, ldo);
   HWY_DYNAMIC_DISPATCH(PackedMultiply)(matrix, prepared, rows, panel, panels, out, ldo);
 }
 
