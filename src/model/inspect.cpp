@@ -145,7 +145,8 @@ Inspection inspect_folder(const std::filesystem::path& path) {
   facts.add("tokenizer", std::filesystem::exists(path / "tokenizer.json", code) ? "tokenizer.json" : "none");
   const auto known = config_or_nothing(config);
   if (const auto& q = known.quantisation)
-    facts.add("quantisation", std::string(name_of(q->coding)) + ", " + std::to_string(q->bits) + " bits, groups of " + std::to_string(q->group));
+    facts.add("quantisation",
+              std::string(name_of(q->coding)) + ", " + std::to_string(q->bits) + " bits, groups of " + std::to_string(q->group));
   uint64_t parameters = 0;
   for (const auto& file : shards.files()) parameters += add_tensors(facts, *file, known);
   facts.finish_tensors(parameters);

@@ -35,7 +35,7 @@ struct NormJob {
 struct LinearRun {
   LinearKind kind = LinearKind::plain;
   Activation activation = Activation::silu;  // of the gate
-  Dtype type = Dtype::f32;  // of x, residual and results
+  Dtype type = Dtype::f32;                   // of x, residual and results
   const void* x = nullptr;
   NormJob norm;
   const void* residual = nullptr;

@@ -24,10 +24,11 @@ int show_config(const model::ModelData& data) {
             << " intermediate=" << c.intermediate << " heads=" << c.heads << " kv_heads=" << c.kv_heads << " head_dim=" << c.head_dim
             << " vocab=" << c.vocab << " context=" << c.context << " eps=" << c.norm_eps << " theta=" << c.rope_theta
             << " rotary=" << c.rotary_dims << " linear=" << c.linear_rope_factor << " tied=" << c.tied_head << " qk_norm=" << c.qk_norm
-            << " qkv_bias=" << c.qkv_bias << " o_bias=" << c.o_bias << " mlp_bias=" << c.mlp_bias << " act=" << name_of(c.activation) << " window=" << c.sliding_window
-            << " freq_factors=" << c.rope_freq_factors.size() << " llama3=" << (c.llama3_scaling ? c.llama3_scaling->factor : 0.0f)
-            << " linears=" << data.linears.size() << " vectors=" << data.vectors.size() << " weights=" << data.identity.at("weights")
-            << " peak=" << peak_resident_bytes() << "\n";
+            << " qkv_bias=" << c.qkv_bias << " o_bias=" << c.o_bias << " mlp_bias=" << c.mlp_bias << " act=" << name_of(c.activation)
+            << " window=" << c.sliding_window << " freq_factors=" << c.rope_freq_factors.size()
+            << " llama3=" << (c.llama3_scaling ? c.llama3_scaling->factor : 0.0f) << " linears=" << data.linears.size()
+            << " vectors=" << data.vectors.size() << " weights=" << data.identity.at("weights") << " peak=" << peak_resident_bytes()
+            << "\n";
   return 0;
 }
 
@@ -47,7 +48,8 @@ mx::array find(const model::ModelData& data, const std::string& name) {
   if (linear == data.linears.end()) throw Error("no tensor " + name);
   const auto& w = linear->second;
   if (bias) return w.bias.value();
-  return w.bits ? mx::dequantize(w.weight, *w.scales, w.biases, w.group, w.bits, std::string(name_of(w.coding)), {}, mx::float32) : w.weight;
+  return w.bits ? mx::dequantize(w.weight, *w.scales, w.biases, w.group, w.bits, std::string(name_of(w.coding)), {}, mx::float32)
+                : w.weight;
 }
 
 void save_all(const model::ModelData& data, const std::string& path) {
