@@ -91,8 +91,9 @@ TEST_F(LinearFormats, ExtremeScales) {
         std::mt19937 rng(scale);
         const Numbers x(Dtype::f32, random_floats(rng, 19 * 160, scale > 200 ? 1e-12f : 1e10f));
         on_every_target([&] {
-          for (const size_t rows : {1, 8}) check(w, packed, x, rows);
-          if (packed.matrix.integers || scale < 200) check(w, packed, x, 19);  // weights become floats there, which 6 * 2^127 is not
+          for (const size_t rows : {1, 4}) check(w, packed, x, rows);
+          // Weights become floats for more rows, which 6 * 2^127 is not.
+          if (packed.matrix.integers || scale < 200) check(w, packed, x, 19);
         });
         if (HasFatalFailure()) return;
       }

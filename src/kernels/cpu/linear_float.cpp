@@ -3,6 +3,7 @@
 // A prepared row is x as floats, with 64 bytes behind it so that rows of a power of two do not fall into the same cache lines. x is gone
 // through in blocks, so that many rows of it stay in a second-level cache while panels pass by.
 #include <algorithm>
+#include <bit>
 
 #include "kernels/cpu/linear_float.h"
 #include "kernels/cpu/weight_codes.h"
@@ -18,7 +19,22 @@
 #define TERSOR_KERNELS_CPU_LINEAR_FLOAT_ONCE_
 namespace tersor::kernels {
 constexpr size_t kBlock = 256;  // numbers of x; whole records of four groups
-constexpr size_t kFewRows = 16;
+constexpr size_t kFewRows = 32;
+
+// The upper two bytes of e4m3 values as floats, the lower two being 0, and where byte j of a lane finds its own behind one another.
+struct E4m3Bytes {
+  alignas(64) uint8_t high[128] = {}, low[128] = {}, places[4][64] = {};
+  constexpr E4m3Bytes() {
+    for (unsigned code = 0; code < 128; ++code) {
+      const auto bits = std::bit_cast<uint32_t>(e4m3_value(static_cast<uint8_t>(code)));
+      high[code] = static_cast<uint8_t>(bits >> 24), low[code] = static_cast<uint8_t>(bits >> 16);
+    }
+    for (unsigned j = 0; j < 4; ++j)
+      for (unsigned i = 0; i < 64; ++i) places[j][i] = static_cast<uint8_t>(i / 4 * 4 + j + (i % 4 == 3 ? 64 : 0));
+  }
+};
+constexpr E4m3Bytes kE4m3Bytes;
+
 constexpr size_t row_floats(size_t in) { return ((in + 15) & ~size_t{15}) + 16; }
 }  // namespace tersor::kernels
 #endif
@@ -30,31 +46,38 @@ namespace packed {
 // Rows of x that go together.
 constexpr size_t kFloatTile = kLanes == 16 || HWY_TARGET == HWY_NEON ? 8 : 4;
 
-// Sums of kRows rows of x, in kChains parts each where few rows would wait for one another.
-template <size_t kRows>
+// Sums of kRows rows of x with kWide vectors of weight rows, in kChains parts each where few rows would wait for one another.
+template <size_t kRows, size_t kWide>
 struct FloatSums {
   static constexpr size_t kChains = kRows >= 4 ? 1 : 4 / kRows;
-  VF part[kRows][kChains];
+  VF part[kRows][kWide][kChains];
 
   HWY_INLINE FloatSums() {
 #pragma GCC unroll 8
     for (size_t r = 0; r < kRows; ++r)
 #pragma GCC unroll 4
-      for (size_t c = 0; c < kChains; ++c) part[r][c] = hn::Zero(DF());
+      for (size_t v = 0; v < kWide; ++v)
+#pragma GCC unroll 4
+        for (size_t c = 0; c < kChains; ++c) part[r][v][c] = hn::Zero(DF());
   }
   // w times number k of each row.
-  HWY_INLINE void Add(VF w, const float* HWY_RESTRICT x, size_t ldx, size_t k) {
+  HWY_INLINE void Add(const VF (&w)[kWide], const float* HWY_RESTRICT x, size_t ldx, size_t k) {
 #pragma GCC unroll 8
-    for (size_t r = 0; r < kRows; ++r) part[r][k % kChains] = hn::MulAdd(w, hn::Set(DF(), x[r * ldx + k]), part[r][k % kChains]);
+    for (size_t r = 0; r < kRows; ++r) {
+      const VF xv = hn::Set(DF(), x[r * ldx + k]);
+#pragma GCC unroll 4
+      for (size_t v = 0; v < kWide; ++v) part[r][v][k % kChains] = hn::MulAdd(w[v], xv, part[r][v][k % kChains]);
+    }
   }
-  HWY_INLINE VF Total(size_t r) const {
-    if constexpr (kChains == 4) return hn::Add(hn::Add(part[r][0], part[r][1]), hn::Add(part[r][2], part[r][3]));
-    if constexpr (kChains == 2) return hn::Add(part[r][0], part[r][1]);
-    return part[r][0];
+  HWY_INLINE VF Total(size_t r, size_t v) const {
+    const auto& parts = part[r][v];
+    if constexpr (kChains == 4) return hn::Add(hn::Add(parts[0], parts[1]), hn::Add(parts[2], parts[3]));
+    if constexpr (kChains == 2) return hn::Add(parts[0], parts[1]);
+    return parts[0];
   }
 };
 
-// Where one call reads and writes: a panel's block of weights, rows of x from the block's first number on, results of one slice.
+// Where one call reads and writes: a panel's block of weights, rows of x from the block's first number on, results from one slice on.
 struct Place {
   const uint8_t* HWY_RESTRICT weights;
   const float* HWY_RESTRICT x;
@@ -62,20 +85,31 @@ struct Place {
   float* HWY_RESTRICT out;
   size_t ldo, slice;
   bool add;  // to what stands in `out`
-  HWY_INLINE void Store(size_t r, VF sum) const {
-    float* const to = out + r * ldo + slice * kLanes;
+  HWY_INLINE void Store(size_t r, size_t v, VF sum) const {
+    float* const to = out + r * ldo + (slice + v) * kLanes;
     hn::Store(add ? hn::Add(hn::Load(DF(), to), sum) : sum, DF(), to);
   }
 };
 
 template <Dtype kType>
 struct DenseNumbers {
-  static constexpr bool kDecodes = false;
+  static constexpr bool kDecodes = kType == Dtype::f16 && !convert::kNativeHalf;
+  static constexpr size_t kWide = std::min<size_t>(kSlices, 2);
+
+  // A block as floats.
+  static void Decode(const uint8_t* HWY_RESTRICT weights, size_t depth, float* HWY_RESTRICT to) {
+    RowToFloat<kType>(weights, to, depth * kPackedRows);
+  }
 
   template <size_t kRows, bool kCold>
   static HWY_NOINLINE void Block(const Place& p) {
-    FloatSums<kRows> sums;
-    const auto number = [&](size_t k) HWY_ATTR { return LoadAsFloat<kType>(DF(), p.weights, k * kPackedRows + p.slice * kLanes); };
+    FloatSums<kRows, kWide> sums;
+    const auto add = [&](size_t k, size_t j) HWY_ATTR {
+      VF w[kWide];
+#pragma GCC unroll 4
+      for (size_t v = 0; v < kWide; ++v) w[v] = LoadAsFloat<kType>(DF(), p.weights, (k + j) * kPackedRows + (p.slice + v) * kLanes);
+      sums.Add(w, p.x + k, p.ldx, j);
+    };
     constexpr size_t kBytes = 4 * kPackedRows * size_of(kType);  // of four numbers of each row
     size_t k = 0;
 #pragma GCC unroll 1
@@ -85,11 +119,13 @@ struct DenseNumbers {
         for (size_t line = 0; line < kBytes; line += 64) hwy::Prefetch(p.weights + k / 4 * kBytes + line + 2048);
       }
 #pragma GCC unroll 4
-      for (size_t j = 0; j < 4; ++j) sums.Add(number(k + j), p.x + k, p.ldx, j);
+      for (size_t j = 0; j < 4; ++j) add(k, j);
     }
-    for (; k < p.depth; ++k) sums.Add(number(k), p.x + k, p.ldx, 0);
+    for (; k < p.depth; ++k) add(k, 0);
 #pragma GCC unroll 8
-    for (size_t r = 0; r < kRows; ++r) p.Store(r, sums.Total(r));
+    for (size_t r = 0; r < kRows; ++r)
+#pragma GCC unroll 4
+      for (size_t v = 0; v < kWide; ++v) p.Store(r, v, sums.Total(r, v));
   }
 };
 
@@ -101,7 +137,8 @@ HWY_INLINE VI SignedByte(VU quad) {
 
 template <Coding kCoding>
 struct MxCodes {
-  static constexpr bool kDecodes = true;  // once for many rows of x
+  static constexpr bool kDecodes = true;  // once for more rows of x than go together
+  static constexpr size_t kWide = 1;
   static constexpr bool kE2m1 = kCoding == Coding::mxfp4;
   static constexpr int kBits = kE2m1 ? 4 : 8;
 
@@ -132,6 +169,22 @@ struct MxCodes {
       take(number(hn::ShiftRight<kFrom + 8>(row)), 4 * kQuad + 1);
       take(number(hn::ShiftRight<kFrom + 16>(row)), 4 * kQuad + 2);
       take(number(hn::ShiftRight<kFrom + 24>(row)), 4 * kQuad + 3);
+      if constexpr (kQuad < 7) ForEach<kQuad + 1>(unit, take);
+      return;
+    }
+#endif
+#if HWY_TARGET == HWY_AVX3_DL
+    if constexpr (!kE2m1) {  // both bytes are looked up by the lower seven bits of a code
+      const auto table = [](const uint8_t* from) HWY_ATTR { return _mm512_load_si512(from); };
+      const __m512i codes = Row<kQuad>(unit).raw, sign = _mm512_set1_epi8(static_cast<char>(0x80));
+      const __m512i low = _mm512_permutex2var_epi8(table(kE4m3Bytes.low), codes, table(kE4m3Bytes.low + 64));
+      const __m512i size = _mm512_permutex2var_epi8(table(kE4m3Bytes.high), codes, table(kE4m3Bytes.high + 64));
+      const __m512i high = _mm512_or_si512(size, _mm512_and_si512(codes, sign));
+#pragma GCC unroll 4
+      for (size_t j = 0; j < 4; ++j) {
+        const __m512i bits = _mm512_maskz_permutex2var_epi8(0xCCCCCCCCCCCCCCCC, low, table(kE4m3Bytes.places[j]), high);
+        take(VF{_mm512_castsi512_ps(bits)}, 4 * kQuad + j);
+      }
       if constexpr (kQuad < 7) ForEach<kQuad + 1>(unit, take);
       return;
     }
@@ -178,15 +231,15 @@ struct MxCodes {
 #pragma GCC unroll 8
         for (size_t line = 0; line < kUnit; line += 64) hwy::Prefetch(at + line + 2048);
       }
-      FloatSums<kRows> sums;
+      FloatSums<kRows, 1> sums;
       const float* const x = p.x + 32 * g;
-      ForEach<0>(at + 4 * kLanes * p.slice, [&](VF number, size_t k) HWY_ATTR { sums.Add(number, x, p.ldx, k); });
+      ForEach<0>(at + 4 * kLanes * p.slice, [&](VF number, size_t k) HWY_ATTR { sums.Add({number}, x, p.ldx, k); });
       const VF scale = Scale(scales, g, p.slice);
 #pragma GCC unroll 8
-      for (size_t r = 0; r < kRows; ++r) acc[r] = hn::MulAdd(sums.Total(r), scale, acc[r]);
+      for (size_t r = 0; r < kRows; ++r) acc[r] = hn::MulAdd(sums.Total(r, 0), scale, acc[r]);
     }
 #pragma GCC unroll 8
-    for (size_t r = 0; r < kRows; ++r) p.Store(r, acc[r]);
+    for (size_t r = 0; r < kRows; ++r) p.Store(r, 0, acc[r]);
   }
 };
 
@@ -194,7 +247,7 @@ struct MxCodes {
 template <class Format, size_t kRows, bool kCold = true>
 HWY_INLINE void FloatSlices(Place p, size_t row) {
   p.x += row * p.ldx, p.out += row * p.ldo;
-  for (p.slice = 0; p.slice < kSlices; ++p.slice) Format::template Block<kRows, kCold>(p);
+  for (p.slice = 0; p.slice < kSlices; p.slice += Format::kWide) Format::template Block<kRows, kCold>(p);
 }
 
 // All rows of x, as many at a time as have room for their sums in registers.
@@ -215,23 +268,25 @@ void FloatMultiply(const PackedMatrix& m, const float* x, size_t rows, size_t fi
     const uint8_t* const weights = m.data + (first + p) * m.panel_bytes() + at;
     return Place{weights, x + k, ldx, std::min(kBlock, m.in - k), out + p * kPackedRows, ldo, 0, k > 0};
   };
-  if (rows <= kFewRows) {  // the weights are what takes the time: read in their order
-    for (size_t p = 0; p < panels; ++p)
-      for (size_t k = 0; k < m.in; k += kBlock) FloatRows<Format, true>(place(p, k), rows);
-    return;
-  }
   alignas(64) float decoded[Format::kDecodes ? kBlock * kPackedRows : 1];
-  for (size_t k = 0; k < m.in; k += kBlock)
-    for (size_t p = 0; p < panels; ++p) {
-      Place block = place(p, k);
-      if constexpr (Format::kDecodes) {
+  const auto multiply = [&](size_t p, size_t k) {
+    Place block = place(p, k);
+    if constexpr (Format::kDecodes) {
+      if (rows > kFloatTile) {
         Format::Decode(block.weights, block.depth, decoded);
         block.weights = reinterpret_cast<const uint8_t*>(decoded);
-        FloatRows<DenseNumbers<Dtype::f32>, false>(block, rows);
-      } else {
-        FloatRows<Format, false>(block, rows);
+        return FloatRows<DenseNumbers<Dtype::f32>, false>(block, rows);
       }
     }
+    rows <= kFewRows ? FloatRows<Format, true>(block, rows) : FloatRows<Format, false>(block, rows);
+  };
+  if (rows <= kFewRows) {  // the weights are what takes the time: read in their order
+    for (size_t p = 0; p < panels; ++p)
+      for (size_t k = 0; k < m.in; k += kBlock) multiply(p, k);
+  } else {
+    for (size_t k = 0; k < m.in; k += kBlock)
+      for (size_t p = 0; p < panels; ++p) multiply(p, k);
+  }
 }
 }  // namespace packed
 

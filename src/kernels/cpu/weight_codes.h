@@ -34,7 +34,7 @@ inline float number_at(Dtype type, const void* data, size_t i) {
 inline constexpr int8_t kE2m1Twice[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};
 
 /// The value of an e4m3 code: sign, four bits of exponent (bias 7), three of mantissa; no infinities.
-inline float e4m3_value(uint8_t code) {
+constexpr float e4m3_value(uint8_t code) {
   if ((code & 0x7f) == 0x7f) return std::numeric_limits<float>::quiet_NaN();
   const uint32_t bits = static_cast<uint32_t>(code & 0x80) << 24 | static_cast<uint32_t>(code & 0x7f) << 20;
   return std::bit_cast<float>(bits) * 0x1p120f;
