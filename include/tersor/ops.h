@@ -82,11 +82,9 @@ class LinearPacker {
   explicit LinearPacker(Precision precision) : precision_(precision) {}
   /// Whether linear layers run on packed weights: on the CPU, unless fast kernels are forbidden.
   static bool applies(Policy policy);
-  /// Not packed yet, and not to be multiplied exactly with affine codes, whose kernels read MLX's own layout.
-  bool takes(const LinearWeight& weight) const;
   size_t bytes(const LinearWeight& weight) const;
   /// Evaluates the weight's arrays and returns its packed form; the caller lets go of the old one. Throws std::invalid_argument when
-  /// the weight is not what LinearWeight describes.
+  /// the weight is not what LinearWeight describes or is packed already.
   LinearWeight pack(const LinearWeight& weight);
 
  private:

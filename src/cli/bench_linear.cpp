@@ -109,19 +109,8 @@ ops::LinearWeight make_weight(const Shape& shape, const std::string& name) {
 std::vector<ops::LinearWeight> cold_copies(const ops::LinearWeight& weight, ops::Precision precision) {
   const size_t copies = std::clamp<size_t>((size_t{160} << 20) / weight.nbytes(), 2, 400);
   std::vector<ops::LinearWeight> all;
-  if (ops::LinearPacker packer(precision); packer.takes(weight)) {
-    for (size_t i = 0; i < copies; ++i) all.push_back(packer.pack(weight));
-    return all;
-  }
-  const auto copy = [](const mx::array& a) { return mx::add(a, mx::zeros_like(a)); };
-  std::vector<mx::array> arrays;
-  for (size_t i = 0; i < copies; ++i) {
-    ops::LinearWeight w = weight;
-    arrays.push_back(w.weight = copy(weight.weight));
-    arrays.push_back(*(w.scales = copy(*weight.scales))), arrays.push_back(*(w.biases = copy(*weight.biases)));
-    all.push_back(std::move(w));
-  }
-  mx::eval(arrays);
+  ops::LinearPacker packer(precision);
+  for (size_t i = 0; i < copies; ++i) all.push_back(packer.pack(weight));
   return all;
 }
 

@@ -145,7 +145,7 @@ void move_to_gpu(Weights& weights) {
 void pack_weights(Weights& weights, ops::Precision precision) {
   ops::LinearPacker packer(precision);
   for (auto* w : weights.linears())
-    if (packer.takes(*w)) *w = packer.pack(*w);
+    if (!w->packed) *w = packer.pack(*w);
 }
 
 }  // namespace tersor::model

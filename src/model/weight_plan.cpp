@@ -79,7 +79,7 @@ ModelData run_plan(LoadPlan plan, std::optional<ops::Precision> pack) {
     job.run(plan.data);
     digests.add_new(plan.data.linears);
     for (auto& [name, weight] : plan.data.linears)
-      if (pack && packer.takes(weight)) weight = packer.pack(weight);
+      if (pack && !weight.packed) weight = packer.pack(weight);
   }
   plan.data.identity = identity_of(plan.data, digests);
   return std::move(plan.data);

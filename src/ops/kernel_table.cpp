@@ -27,7 +27,9 @@ struct Row {
 };
 
 constexpr std::string_view kWeights = "f32|f16|bf16|affine:[234568],group=32|affine:[234568],group=64|affine:[234568],group=128";
-constexpr std::string_view kPackedWeights = "f32,packed|f16,packed|bf16,packed|mxfp4,packed|mxfp8,packed";
+constexpr std::string_view kPackedWeights =
+    "f32,packed|f16,packed|bf16,packed|affine:[234568],group=32,packed|affine:[234568],group=64,packed|affine:[234568],group=128,packed|"
+    "mxfp4,packed|mxfp8,packed";
 constexpr std::string_view kIntegerWeights =
     "affine:[234568],group=32,int16|affine:[234568],group=64,int16|affine:[234568],group=128,int16|mxfp4,int16";
 constexpr std::string_view kMxWeights = "mxfp4|mxfp8";

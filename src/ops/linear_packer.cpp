@@ -54,17 +54,13 @@ kernels::LinearMatrix evaluated(const LinearWeight& w) {
 
 bool LinearPacker::applies(Policy policy) { return policy != Policy::forbid && mx::default_device() == mx::Device::cpu; }
 
-bool LinearPacker::takes(const LinearWeight& w) const {
-  return !w.packed && (precision_ == Precision::int16 || w.bits == 0 || w.coding != Coding::affine);
-}
-
 size_t LinearPacker::bytes(const LinearWeight& w) const {
   check_weight("LinearPacker", w);
   return line_up(kernels::packed_shape(shape_of(w), precision_ == Precision::int16).bytes());
 }
 
 LinearWeight LinearPacker::pack(const LinearWeight& w) {
-  if (!takes(w)) throw std::invalid_argument("[LinearPacker] the weight " + w.str() + " cannot be packed");
+  if (w.packed) throw std::invalid_argument("[LinearPacker] the weight " + w.str() + " is packed already");
   const size_t needed = bytes(w);
   // What callers let go of since the last time: the originals of earlier weights.
   if (freed_ >= kReleaseBytes) release(), freed_ = 0;

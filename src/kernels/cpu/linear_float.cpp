@@ -1,7 +1,8 @@
 // Float products with packed weights (linear_packed.h): lanes are weight rows, x is broadcast.
 //
-// A prepared row is x as floats, with 64 bytes behind it so that rows of a power of two do not fall into the same cache lines. x is gone
-// through in blocks, so that many rows of it stay in a second-level cache while panels pass by.
+// A prepared row is x as floats, with 64 bytes behind it so that rows of a power of two do not fall into the same cache lines, then, for
+// affine codes, the groups' sums of x, which meet the biases. x is gone through in blocks, so that many rows of it stay in a second-level
+// cache while panels pass by.
 #include <algorithm>
 #include <bit>
 
@@ -18,7 +19,7 @@
 #ifndef TERSOR_KERNELS_CPU_LINEAR_FLOAT_ONCE_
 #define TERSOR_KERNELS_CPU_LINEAR_FLOAT_ONCE_
 namespace tersor::kernels {
-constexpr size_t kBlock = 256;  // numbers of x; whole records of four groups
+constexpr size_t kBlock = 256;  // numbers of x; whole groups, and whole records of four
 constexpr size_t kFewRows = 32;
 
 // The upper two bytes of e4m3 values as floats, the lower two being 0, and where byte j of a lane finds its own behind one another.
@@ -35,7 +36,11 @@ struct E4m3Bytes {
 };
 constexpr E4m3Bytes kE4m3Bytes;
 
-constexpr size_t row_floats(size_t in) { return ((in + 15) & ~size_t{15}) + 16; }
+// The prepared row in floats: where the groups' sums begin, and its length.
+constexpr size_t sums_begin(const PackedMatrix& m) { return ((m.in + 15) & ~size_t{15}) + 16; }
+inline size_t row_floats(const PackedMatrix& m) {
+  return sums_begin(m) + (m.coding == Coding::affine ? (m.groups() + 15) & ~size_t{15} : 0);
+}
 }  // namespace tersor::kernels
 #endif
 
@@ -77,10 +82,12 @@ struct FloatSums {
   }
 };
 
-// Where one call reads and writes: a panel's block of weights, rows of x from the block's first number on, results from one slice on.
+// Where one call reads and writes: a panel's block of weights, rows of x and their sums from the block's first number and group on,
+// results from one slice on.
 struct Place {
+  const PackedMatrix& matrix;
   const uint8_t* HWY_RESTRICT weights;
-  const float* HWY_RESTRICT x;
+  const float *HWY_RESTRICT x, *HWY_RESTRICT sums;
   size_t ldx, depth;
   float* HWY_RESTRICT out;
   size_t ldo, slice;
@@ -97,9 +104,7 @@ struct DenseNumbers {
   static constexpr size_t kWide = std::min<size_t>(kSlices, 2);
 
   // A block as floats.
-  static void Decode(const uint8_t* HWY_RESTRICT weights, size_t depth, float* HWY_RESTRICT to) {
-    RowToFloat<kType>(weights, to, depth * kPackedRows);
-  }
+  static void Decode(const Place& p, float* HWY_RESTRICT to) { RowToFloat<kType>(p.weights, to, p.depth * kPackedRows); }
 
   template <size_t kRows, bool kCold>
   static HWY_NOINLINE void Block(const Place& p) {
@@ -135,18 +140,20 @@ HWY_INLINE VI SignedByte(VU quad) {
   return hn::ShiftRight<24>(hn::BitCast(DI(), kByte < 3 ? hn::ShiftLeft<24 - 8 * (kByte % 4)>(quad) : quad));
 }
 
-template <Coding kCoding>
-struct MxCodes {
+template <Coding kCoding, int kBits>
+struct Codes {
   static constexpr bool kDecodes = true;  // once for more rows of x than go together
   static constexpr size_t kWide = 1;
-  static constexpr bool kE2m1 = kCoding == Coding::mxfp4;
-  static constexpr int kBits = kE2m1 ? 4 : 8;
+  static constexpr bool kAffine = kCoding == Coding::affine, kE2m1 = kCoding == Coding::mxfp4, kE4m3 = kCoding == Coding::mxfp8;
+  static constexpr size_t kUnit = 64 * kBits;
 
-  // Code 4 * kQuad + kByte of every lane: twice the value of e2m1, the value of e4m3.
+  // Code 4 * kQuad + kByte of every lane: an affine code itself, twice the value of e2m1, the value of e4m3.
   template <int kByte>
   static HWY_INLINE VF Value(VU quad) {
     const DF d;
-    if constexpr (kE2m1) {
+    if constexpr (kAffine && kBits == 8) {
+      return hn::ConvertTo(d, hn::BitCast(DI(), hn::ShiftRight<24>(kByte < 3 ? hn::ShiftLeft<24 - 8 * (kByte % 4)>(quad) : quad)));
+    } else if constexpr (!kE4m3) {
       return hn::ConvertTo(d, SignedByte<kByte>(quad));
     } else {  // exponent and mantissa moved to a float's, whose exponents are 120 less
       const VI moved = hn::ShiftRight<4>(hn::BitCast(DI(), kByte < 3 ? hn::ShiftLeft<24 - 8 * (kByte % 4)>(quad) : quad));
@@ -159,9 +166,10 @@ struct MxCodes {
   template <int kQuad, class F>
   static HWY_INLINE void ForEach(const uint8_t* HWY_RESTRICT unit, const F& take) {
 #if HWY_TARGET == HWY_AVX3_DL || HWY_TARGET == HWY_AVX3
-    if constexpr (kE2m1) {  // the numbers themselves are looked up; the permute sees the lowest four bits
+    if constexpr (kBits == 4) {  // the numbers themselves are looked up; the permute sees the lowest four bits
+      alignas(64) static constexpr float kPlain[16] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
       alignas(64) static constexpr float kTwice[16] = {0, 1, 2, 3, 4, 6, 8, 12, -0.0f, -1, -2, -3, -4, -6, -8, -12};
-      const VF table = hn::Load(DF(), kTwice);
+      const VF table = hn::Load(DF(), kAffine ? kPlain : kTwice);
       const VU row = Row<kQuad / 2>(unit);
       constexpr int kFrom = 4 * (kQuad % 2);
       const auto number = [&](VU at) HWY_ATTR { return VF{_mm512_permutexvar_ps(at.raw, table.raw)}; };
@@ -174,7 +182,7 @@ struct MxCodes {
     }
 #endif
 #if HWY_TARGET == HWY_AVX3_DL
-    if constexpr (!kE2m1) {  // both bytes are looked up by the lower seven bits of a code
+    if constexpr (kE4m3) {  // both bytes are looked up by the lower seven bits of a code
       const auto table = [](const uint8_t* from) HWY_ATTR { return _mm512_load_si512(from); };
       const __m512i codes = Row<kQuad>(unit).raw, sign = _mm512_set1_epi8(static_cast<char>(0x80));
       const __m512i low = _mm512_permutex2var_epi8(table(kE4m3Bytes.low), codes, table(kE4m3Bytes.low + 64));
@@ -198,45 +206,73 @@ struct MxCodes {
     if constexpr (kQuad < 7) ForEach<kQuad + 1>(unit, take);
   }
 
-  // What the numbers of group g of a block are to be multiplied with; `scales` belong to its record.
-  static HWY_INLINE VF Scale(const uint8_t* scales, size_t g, size_t slice) {
-    const VF scale = LoadExponents(scales + g % 4 * kPackedRows, slice * kLanes);
-    return kE2m1 ? hn::Mul(scale, hn::Set(DF(), 0.5f)) : scale;
-  }
+  // A walk through the groups of a block.
+  struct Group {
+    const uint8_t *next, *units, *scales, *line;
+    explicit Group(const Place& p) : next(p.weights), units(next), scales(next), line(next) {}
+    HWY_INLINE void Enter(const PackedMatrix& m, size_t g) {
+      if constexpr (kAffine) {
+        units = next, scales = units + m.units() * kUnit, next += m.record_bytes();
+      } else {
+        if (g % 4 == 0) line = next, next += 64;
+        units = next, scales = line + g % 4 * kPackedRows, next += kUnit;
+      }
+    }
+    HWY_INLINE VF Scale(const PackedMatrix& m, size_t slice) const {
+      if constexpr (kAffine) return LoadScales(m.type, scales, slice * kLanes);
+      const VF scale = LoadExponents(scales, slice * kLanes);
+      return kE2m1 ? hn::Mul(scale, hn::Set(DF(), 0.5f)) : scale;
+    }
+    HWY_INLINE VF Bias(const PackedMatrix& m, size_t slice) const { return LoadScales(m.type, scales, kPackedRows + slice * kLanes); }
+  };
 
   // A block as floats, number k of the 16 rows for each k.
-  static HWY_NOINLINE void Decode(const uint8_t* HWY_RESTRICT weights, size_t depth, float* HWY_RESTRICT to) {
-    const uint8_t* scales = weights;
-    for (size_t g = 0; g < depth / 32; ++g, weights += 64 * kBits, to += 32 * kPackedRows) {
-      if (g % 4 == 0) scales = weights, weights += 64;
+  static HWY_NOINLINE void Decode(const Place& p, float* HWY_RESTRICT to) {
+    const size_t units = p.matrix.units(), groups = p.depth / 32 / units;
+    Group group(p);
+    for (size_t g = 0; g < groups; ++g, to += units * 32 * kPackedRows) {
+      group.Enter(p.matrix, g);
       for (size_t slice = 0; slice < kSlices; ++slice) {
-        const VF scale = Scale(scales, g, slice);
-        ForEach<0>(weights + 4 * kLanes * slice,
-                   [&](VF number, size_t k) HWY_ATTR { hn::Store(hn::Mul(number, scale), DF(), to + k * kPackedRows + slice * kLanes); });
+        const VF scale = group.Scale(p.matrix, slice), bias = kAffine ? group.Bias(p.matrix, slice) : hn::Zero(DF());
+        for (size_t u = 0; u < units; ++u) {
+          float* const from = to + u * 32 * kPackedRows + slice * kLanes;
+          ForEach<0>(group.units + u * kUnit + 4 * kLanes * slice, [&](VF number, size_t k) HWY_ATTR {
+            hn::Store(kAffine ? hn::MulAdd(number, scale, bias) : hn::Mul(number, scale), DF(), from + k * kPackedRows);
+          });
+        }
       }
     }
   }
 
   template <size_t kRows, bool kCold>
   static HWY_NOINLINE void Block(const Place& p) {
-    constexpr size_t kUnit = 64 * kBits;
     VF acc[kRows];
 #pragma GCC unroll 8
     for (size_t r = 0; r < kRows; ++r) acc[r] = hn::Zero(DF());
-    const uint8_t *at = p.weights, *scales = at;
+    const size_t units = kAffine ? p.matrix.units() : 1, groups = p.depth / 32 / units;
+    const float* x = p.x;
+    Group group(p);
 #pragma GCC unroll 1
-    for (size_t g = 0; g < p.depth / 32; ++g, at += kUnit) {
-      if (g % 4 == 0) scales = at, at += 64;
-      if constexpr (kCold) {
-#pragma GCC unroll 8
-        for (size_t line = 0; line < kUnit; line += 64) hwy::Prefetch(at + line + 2048);
-      }
+    for (size_t g = 0; g < groups; ++g) {
+      group.Enter(p.matrix, g);
       FloatSums<kRows, 1> sums;
-      const float* const x = p.x + 32 * g;
-      ForEach<0>(at + 4 * kLanes * p.slice, [&](VF number, size_t k) HWY_ATTR { sums.Add({number}, x, p.ldx, k); });
-      const VF scale = Scale(scales, g, p.slice);
+#pragma GCC unroll 1
+      for (size_t u = 0; u < units; ++u, x += 32) {
+        const uint8_t* const unit = group.units + u * kUnit;
+        if constexpr (kCold) {
+#pragma GCC unroll 8
+          for (size_t line = 0; line < kUnit; line += 64) hwy::Prefetch(unit + line + 2048);
+        }
+        ForEach<0>(unit + 4 * kLanes * p.slice, [&](VF number, size_t k) HWY_ATTR { sums.Add({number}, x, p.ldx, k); });
+      }
+      const VF scale = group.Scale(p.matrix, p.slice);
 #pragma GCC unroll 8
       for (size_t r = 0; r < kRows; ++r) acc[r] = hn::MulAdd(sums.Total(r, 0), scale, acc[r]);
+      if constexpr (kAffine) {
+        const VF bias = group.Bias(p.matrix, p.slice);
+#pragma GCC unroll 8
+        for (size_t r = 0; r < kRows; ++r) acc[r] = hn::MulAdd(bias, hn::Set(DF(), p.sums[r * p.ldx + g]), acc[r]);
+      }
     }
 #pragma GCC unroll 8
     for (size_t r = 0; r < kRows; ++r) p.Store(r, 0, acc[r]);
@@ -246,7 +282,7 @@ struct MxCodes {
 // kCold: the weights come from memory.
 template <class Format, size_t kRows, bool kCold = true>
 HWY_INLINE void FloatSlices(Place p, size_t row) {
-  p.x += row * p.ldx, p.out += row * p.ldo;
+  p.x += row * p.ldx, p.sums += row * p.ldx, p.out += row * p.ldo;
   for (p.slice = 0; p.slice < kSlices; p.slice += Format::kWide) Format::template Block<kRows, kCold>(p);
 }
 
@@ -261,19 +297,21 @@ HWY_INLINE void FloatRows(const Place& place, size_t rows) {
 }
 
 template <class Format>
-void FloatMultiply(const PackedMatrix& m, const float* x, size_t rows, size_t first, size_t panels, float* out, size_t ldo) {
-  const size_t ldx = row_floats(m.in);
+void FloatMultiplyAs(const PackedMatrix& m, const float* x, size_t rows, size_t first, size_t panels, float* out, size_t ldo) {
+  const size_t ldx = row_floats(m);
   const auto place = [&](size_t p, size_t k) {
-    const size_t at = m.bits ? m.scales_at(k / 32) : k * kPackedRows * size_of(m.type);
+    const size_t g = m.bits ? k / static_cast<size_t>(m.group) : 0;
+    const size_t at = !m.bits ? k * kPackedRows * size_of(m.type) : m.coding == Coding::affine ? m.units_at(g) : m.scales_at(g);
     const uint8_t* const weights = m.data + (first + p) * m.panel_bytes() + at;
-    return Place{weights, x + k, ldx, std::min(kBlock, m.in - k), out + p * kPackedRows, ldo, 0, k > 0};
+    const float* const sums = x + sums_begin(m) + g;
+    return Place{m, weights, x + k, sums, ldx, std::min(kBlock, m.in - k), out + p * kPackedRows, ldo, 0, k > 0};
   };
   alignas(64) float decoded[Format::kDecodes ? kBlock * kPackedRows : 1];
   const auto multiply = [&](size_t p, size_t k) {
     Place block = place(p, k);
     if constexpr (Format::kDecodes) {
       if (rows > kFloatTile) {
-        Format::Decode(block.weights, block.depth, decoded);
+        Format::Decode(block, decoded);
         block.weights = reinterpret_cast<const uint8_t*>(decoded);
         return FloatRows<DenseNumbers<Dtype::f32>, false>(block, rows);
       }
@@ -291,18 +329,40 @@ void FloatMultiply(const PackedMatrix& m, const float* x, size_t rows, size_t fi
 }  // namespace packed
 
 void FloatPrepare(const PackedMatrix& m, Dtype x_type, const void* x, size_t rows, float* prepared) {
-  const size_t row_bytes = m.in * size_of(x_type);
-  for (size_t r = 0; r < rows; ++r) ToFloat(x_type, static_cast<const char*>(x) + r * row_bytes, prepared + r * row_floats(m.in), m.in);
+  const packed::DF d;
+  const size_t row_bytes = m.in * size_of(x_type), group = static_cast<size_t>(m.group);
+  for (size_t r = 0; r < rows; ++r) {
+    float* const row = prepared + r * row_floats(m);
+    ToFloat(x_type, static_cast<const char*>(x) + r * row_bytes, row, m.in);
+    if (m.coding != Coding::affine) continue;
+    for (size_t g = 0; g < m.groups(); ++g) {
+      auto sum = packed::hn::Zero(d);
+      for (size_t i = 0; i < group; i += packed::kLanes) sum = packed::hn::Add(sum, packed::hn::Load(d, row + g * group + i));
+      row[sums_begin(m) + g] = packed::hn::GetLane(packed::hn::SumOfLanes(d, sum));
+    }
+  }
+}
+
+// The routine of a format.
+auto FloatRoutine(const PackedMatrix& m) {
+  using namespace packed;
+  if (m.coding == Coding::mxfp4) return FloatMultiplyAs<Codes<Coding::mxfp4, 4>>;
+  if (m.coding == Coding::mxfp8) return FloatMultiplyAs<Codes<Coding::mxfp8, 8>>;
+  switch (m.bits) {
+    case 2: return FloatMultiplyAs<Codes<Coding::affine, 2>>;
+    case 3: return FloatMultiplyAs<Codes<Coding::affine, 3>>;
+    case 4: return FloatMultiplyAs<Codes<Coding::affine, 4>>;
+    case 5: return FloatMultiplyAs<Codes<Coding::affine, 5>>;
+    case 6: return FloatMultiplyAs<Codes<Coding::affine, 6>>;
+    case 8: return FloatMultiplyAs<Codes<Coding::affine, 8>>;
+    default: break;
+  }
+  if (m.type == Dtype::f32) return FloatMultiplyAs<DenseNumbers<Dtype::f32>>;
+  return m.type == Dtype::f16 ? FloatMultiplyAs<DenseNumbers<Dtype::f16>> : FloatMultiplyAs<DenseNumbers<Dtype::bf16>>;
 }
 
 void FloatMultiply(const PackedMatrix& m, const float* x, size_t rows, size_t first, size_t panels, float* out, size_t ldo) {
-  if (m.coding == Coding::mxfp4) return packed::FloatMultiply<packed::MxCodes<Coding::mxfp4>>(m, x, rows, first, panels, out, ldo);
-  if (m.coding == Coding::mxfp8) return packed::FloatMultiply<packed::MxCodes<Coding::mxfp8>>(m, x, rows, first, panels, out, ldo);
-  switch (m.type) {
-    case Dtype::f32: return packed::FloatMultiply<packed::DenseNumbers<Dtype::f32>>(m, x, rows, first, panels, out, ldo);
-    case Dtype::f16: return packed::FloatMultiply<packed::DenseNumbers<Dtype::f16>>(m, x, rows, first, panels, out, ldo);
-    case Dtype::bf16: return packed::FloatMultiply<packed::DenseNumbers<Dtype::bf16>>(m, x, rows, first, panels, out, ldo);
-  }
+  FloatRoutine(m)(m, x, rows, first, panels, out, ldo);
 }
 
 }  // namespace tersor::kernels::HWY_NAMESPACE
@@ -313,7 +373,7 @@ namespace tersor::kernels {
 HWY_EXPORT(FloatPrepare);
 HWY_EXPORT(FloatMultiply);
 
-size_t float_prepared_bytes(const PackedMatrix& m) { return row_floats(m.in) * sizeof(float); }
+size_t float_prepared_bytes(const PackedMatrix& m) { return row_floats(m) * sizeof(float); }
 size_t float_pass_bytes(const PackedMatrix& m) { return std::min(m.in, kBlock) * sizeof(float); }
 
 void float_prepare(const PackedMatrix& m, Dtype x_type, const void* x, size_t rows, void* prepared) {

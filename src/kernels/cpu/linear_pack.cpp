@@ -139,9 +139,9 @@ void with_bits(int bits, F&& f) {
 }  // namespace
 
 PackedMatrix packed_shape(const LinearMatrix& m, bool integers) {
-  const bool possible = m.bits && m.coding != Coding::mxfp8, needed = m.bits && m.coding == Coding::affine;
+  const bool possible = m.bits && m.coding != Coding::mxfp8;
   const Dtype type = !m.bits ? m.weight_type : m.scale_type == m.bias_type ? m.scale_type : Dtype::f32;
-  return {nullptr, m.bits, m.group, type, m.out, m.in, m.coding, needed || (integers && possible)};
+  return {nullptr, m.bits, m.group, type, m.out, m.in, m.coding, integers && possible};
 }
 
 size_t PackedMatrix::panel_bytes() const {

@@ -303,8 +303,9 @@ HWY_EXPORT(PackedPrepare);
 HWY_EXPORT(PackedMultiply);
 
 bool packed_alike(const PackedMatrix& a, const PackedMatrix& b) {
-  if (a.in != b.in || a.integers != b.integers) return false;
-  return !a.integers || (a.group == b.group && a.coding == b.coding);
+  const bool sums = a.bits && a.coding == Coding::affine, other_sums = b.bits && b.coding == Coding::affine;
+  if (a.in != b.in || a.integers != b.integers || sums != other_sums) return false;
+  return a.group == b.group || (!a.integers && !sums);
 }
 
 size_t packed_prepared_bytes(const PackedMatrix& m) { return m.integers ? PreparedRow(m).bytes : float_prepared_bytes(m); }

@@ -33,7 +33,7 @@ struct PackedMatrix {
   Dtype type = Dtype::f16;        // of affine scales and biases, or of a dense matrix's numbers
   size_t out = 0, in = 0;
   Coding coding = Coding::affine;
-  bool integers = true;  // the arithmetic: affine codes take integers, dense numbers and mxfp8 floats, mxfp4 either
+  bool integers = true;  // the arithmetic: affine codes and mxfp4 take either, dense numbers and mxfp8 floats
 
   size_t panels() const { return (out + kPackedRows - 1) / kPackedRows; }
   size_t groups() const { return bits ? in / static_cast<size_t>(group) : 0; }
