@@ -76,9 +76,10 @@ Plan::Plan(const Options& options)
 
 model::Transformer make_model(const Options& options, const Plan& plan) {
   Progress progress("making " + options.shape + " of " + plan.weights.str());
-  const bool pack = ops::LinearPacker::applies(options.compute.policy(), options.compute.precision_class());
-  return model::Transformer(model::random_model(options.shape, plan.config, plan.weights, options.seed, pack), options.compute.policy(),
-                            options.compute.precision_class());
+  const ops::Policy policy = options.compute.policy();
+  const ops::Precision precision = options.compute.precision_class();
+  const auto pack = ops::LinearPacker::applies(policy) ? std::optional(precision) : std::nullopt;
+  return model::Transformer(model::random_model(options.shape, plan.config, plan.weights, options.seed, pack), policy, precision);
 }
 
 Results measure(const Options& options, const Plan& plan) {

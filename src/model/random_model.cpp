@@ -139,7 +139,8 @@ uint64_t weight_bytes(const Config& config, const WeightType& type) {
   return sum;
 }
 
-ModelData random_model(const std::string& name, const Config& config, const WeightType& type, uint64_t seed, bool pack) {
+ModelData random_model(const std::string& name, const Config& config, const WeightType& type, uint64_t seed,
+                       std::optional<ops::Precision> pack) {
   LoadPlan plan;
   plan.data.config = config;
   plan.data.format = kRandomFormat;

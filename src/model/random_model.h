@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <string_view>
 
@@ -31,6 +32,7 @@ uint64_t weight_bytes(const Config& config, const WeightType& type);
 
 /// All that a configuration needs except a tokenizer. pack: as in load(). Throws Error, starting with `name`, when the weights do not fit
 /// the memory there is or the configuration is impossible.
-ModelData random_model(const std::string& name, const Config& config, const WeightType& type, uint64_t seed, bool pack = false);
+ModelData random_model(const std::string& name, const Config& config, const WeightType& type, uint64_t seed,
+                       std::optional<ops::Precision> pack = {});
 
 }  // namespace tersor::model

@@ -25,6 +25,8 @@ using VI = hn::Vec<DI>;
 using VU = hn::Vec<DU>;
 constexpr size_t kLanes = hn::MaxLanes(DF());
 constexpr size_t kSlices = kPackedRows / kLanes;  // vectors a row of the layout takes
+// Bytes that few rows of x prefetch ahead: what the memory delivers to a core while one read is under way, and as much again.
+constexpr size_t kLookahead = 4096;
 
 // Bits [kFrom, kFrom + kBits) of every byte, moved to kTo.
 template <int kFrom, int kTo, int kBits>

@@ -121,7 +121,7 @@ struct DenseNumbers {
     for (; k + 4 <= p.depth; k += 4) {
       if constexpr (kCold) {
 #pragma GCC unroll 4
-        for (size_t line = 0; line < kBytes; line += 64) hwy::Prefetch(p.weights + k / 4 * kBytes + line + 2048);
+        for (size_t line = 0; line < kBytes; line += 64) hwy::Prefetch(p.weights + k / 4 * kBytes + line + kLookahead);
       }
 #pragma GCC unroll 4
       for (size_t j = 0; j < 4; ++j) add(k, j);
@@ -261,7 +261,7 @@ struct Codes {
         const uint8_t* const unit = group.units + u * kUnit;
         if constexpr (kCold) {
 #pragma GCC unroll 8
-          for (size_t line = 0; line < kUnit; line += 64) hwy::Prefetch(unit + line + 2048);
+          for (size_t line = 0; line < kUnit; line += 64) hwy::Prefetch(unit + line + kLookahead);
         }
         ForEach<0>(unit + 4 * kLanes * p.slice, [&](VF number, size_t k) HWY_ATTR { sums.Add({number}, x, p.ldx, k); });
       }

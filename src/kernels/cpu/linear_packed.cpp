@@ -34,8 +34,6 @@ struct PreparedRow {
 };
 // Largest magnitude of X: 127 * 256 + 127, so that its high part fits a signed byte.
 constexpr float kTop = 32639.0f;
-// Bytes that one row of x prefetches ahead: what the memory delivers to a core while one read is under way, and as much again.
-constexpr size_t kLookahead = 4096;
 constexpr int32_t kE2m1Offset = 12;
 alignas(16) constexpr int8_t kE2m1Bytes[16] = {12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0};
 }  // namespace tersor::kernels
