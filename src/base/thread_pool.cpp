@@ -124,7 +124,8 @@ void ThreadPool::run_erased(size_t tasks, Order order, Task task, void* arg) {
   order_ = order;
   next_.store(0, std::memory_order_relaxed);
   if (order == Order::streams)
-    for (uint64_t w = 0, n = tasks, all = size(); w < all; ++w) runs_[w].left.store(n * w / all | (n * (w + 1) / all) << 32, std::memory_order_relaxed);
+    for (uint64_t w = 0, n = tasks, all = size(); w < all; ++w)
+      runs_[w].left.store(n * w / all | (n * (w + 1) / all) << 32, std::memory_order_relaxed);
   region_.store(kOpen, std::memory_order_release);
   epoch_.fetch_add(1, std::memory_order_release);
   epoch_.notify_all();
