@@ -115,8 +115,9 @@ class LevelPairs {
   HWY_INLINE hn::Vec<I8> look_up(hn::Vec<I8> at) const {
     if constexpr (kTables == 1) {
       return hn::BitCast(I8(), hn::TableLookupBytes(low_[0], hn::BitCast(U8(), at)));
-    } else {  // an index whose top bit is set finds 0
-      const auto first = hn::TableLookupBytesOr0(low_[0], hn::BitCast(U8(), hn::Add(at, hn::Set(I8(), 0x70))));
+    } else {  // an index whose top bit is set finds 0; others count modulo 16 on x86 and find 0 from 16 on on ARM
+      constexpr int8_t kFirst = HWY_ARCH_ARM ? 0 : 0x70;
+      const auto first = hn::TableLookupBytesOr0(low_[0], hn::BitCast(U8(), hn::Add(at, hn::Set(I8(), kFirst))));
       const auto second = hn::TableLookupBytesOr0(low_[1], hn::BitCast(U8(), hn::Sub(at, hn::Set(I8(), 16))));
       return hn::BitCast(I8(), hn::Or(first, second));
     }
