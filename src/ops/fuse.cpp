@@ -4,6 +4,7 @@
 #include <optional>
 #include <unordered_set>
 
+#include "ops/gpu_plugin.h"
 #include "ops/node.h"
 
 namespace tersor::ops {
@@ -55,8 +56,8 @@ class After : public Node {
   void eval_cpu(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs) override {
     outputs[0].copy_shared_buffer(inputs[0]);
   }
-  void eval_gpu(const std::vector<mx::array>&, std::vector<mx::array>&) override {
-    throw std::runtime_error("[fuse] a node of a CPU stream was asked to run on a GPU stream");
+  void eval_gpu(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs) override {
+    outputs[0].copy_shared_buffer(inputs[0]);
   }
   const char* name() const override { return "TersorAfter"; }
   int memory_of(int) const override { return 0; }
@@ -75,6 +76,22 @@ std::optional<mx::array> memory_of(mx::array a) {
   }
   return a;
 }
+
+// A chain of GPU kernels that ends with the scope.
+class GpuChain {
+ public:
+  GpuChain(const GpuPlugin& plugin, mx::Stream stream, const std::vector<std::uintptr_t>& kept) : plugin_(plugin), stream_(stream) {
+    plugin_.chain_begin(stream_, kept);
+  }
+  ~GpuChain() { plugin_.chain_end(stream_); }
+  GpuChain(const GpuChain&) = delete;
+  GpuChain& operator=(const GpuChain&) = delete;
+  void keep_alive(const std::vector<mx::array>& nodes) { plugin_.chain_keep(stream_, nodes); }
+
+ private:
+  const GpuPlugin& plugin_;
+  mx::Stream stream_;
+};
 
 // Inputs: the tape's. Outputs: a ticket, and the results, sharing memory with the arrays of the tape.
 class Fused : public mx::Primitive {
@@ -113,12 +130,37 @@ class Fused : public mx::Primitive {
     results_.clear();
     nodes_.clear();
   }
-  void eval_gpu(const std::vector<mx::array>&, std::vector<mx::array>&) override {
-    throw std::runtime_error("[fuse] a fused node was asked to run on a GPU stream");
+  // On a GPU the kernels of the whole step follow one another on the stream as one chain.
+  void eval_gpu(const std::vector<mx::array>&, std::vector<mx::array>& outputs) override {
+    const GpuPlugin& plugin = require_gpu_plugin("fuse");
+    GpuChain chain(plugin, stream(), kept());
+    for (mx::array& node : nodes_) {
+      auto node_outputs = node.outputs();
+      node.primitive().eval_gpu(node.inputs(), node_outputs);
+      if (!dynamic_cast<const Node*>(&node.primitive())) plugin.chain_other(stream());
+    }
+    outputs[0].set_data(mx::allocator::malloc(outputs[0].nbytes()));
+    for (size_t i = 0; i < results_.size(); ++i) outputs[1 + i].copy_shared_buffer(results_[i]);
+    chain.keep_alive(nodes_);
+    results_.clear();
+    nodes_.clear();
   }
   const char* name() const override { return "TersorFused"; }
 
  private:
+  // The results, and what views of MLX's that are results are views of.
+  std::vector<std::uintptr_t> kept() const {
+    std::vector<std::uintptr_t> ids;
+    for (mx::array a : results_)
+      for (;;) {
+        ids.push_back(a.id());
+        if (!a.has_primitive() || a.status() != mx::array::unscheduled || dynamic_cast<const Node*>(&a.primitive())) break;
+        if (a.inputs().empty()) break;
+        a = mx::array(a.inputs()[0]);
+      }
+    return ids;
+  }
+
   std::vector<mx::array> nodes_, results_;
 };
 

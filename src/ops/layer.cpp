@@ -1,12 +1,15 @@
 // The two halves of a transformer layer around its attention, each one graph node: MLX's cost of a node is that of a small layer's kernel.
 #include <mlx/allocator.h>
 #include <mlx/backend/cpu/encoder.h>
+#include <mlx/device.h>
 #include <mlx/ops.h>
 #include <mlx/primitives.h>
 
 #include <sstream>
 #include <stdexcept>
 
+#include "ops/gpu_plugin.h"
+#include "ops/linear_gpu.h"
 #include "ops/node.h"
 #include "ops/contiguous.h"
 #include "ops/kv_rows.h"
@@ -128,8 +131,8 @@ class FeedForwardNode : public Node {
       run_linear(down);
     });
   }
-  void eval_gpu(const std::vector<mx::array>&, std::vector<mx::array>&) override {
-    throw std::runtime_error("[feed_forward] the CPU kernel was asked to run on a GPU stream");
+  void eval_gpu(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs) override {
+    require_gpu_plugin("feed_forward").feed_forward(stream(), {eps_, formats_}, inputs, outputs);
   }
   const char* name() const override { return "TersorFeedForward"; }
   bool is_equivalent(const mx::Primitive& other) const override {
@@ -166,7 +169,8 @@ QueryKeyValue project_qkv(const mx::array& x, const RmsNorm& norm, std::span<con
                           int64_t position, const Choice& linear_choice, const Choice& rope_choice, mx::StreamOrDevice s) {
   for (const auto& weight : weights) check_linear("project_qkv", x, weight);
   check_norm("project_qkv", norm, weights[0].in_features());
-  if (!linear_choice.fast || !rope_choice.fast || !x.size() || x.ndim() != 3 || !alike({&weights[0], &weights[1], &weights[2]}))
+  const bool gpu = mx::default_device() == mx::Device::gpu;  // where rope goes with appending to the cache (kv_append)
+  if (gpu || !linear_choice.fast || !rope_choice.fast || !x.size() || x.ndim() != 3 || !alike({&weights[0], &weights[1], &weights[2]}))
     return qkv_by_parts(x, norm, weights, params, position, linear_choice, rope_choice, s);
   std::vector<mx::array> inputs{x, norm.weight};
   ProjectQkv::Params p{{},       params.head_dim, params.q_norm.has_value(), params.k_norm.has_value(),
@@ -196,7 +200,9 @@ mx::array feed_forward(const mx::array& attended, const mx::array& residual, con
                     layer.down.out_features() == residual.shape(-1) && layer.o.out_features() == residual.shape(-1) &&
                     attended.dtype() == residual.dtype() && with_last(attended.shape(), 1) == with_last(residual.shape(), 1);
   if (!fits) throw std::invalid_argument("[feed_forward] the shapes of its arrays and weights do not fit each other");
-  if (!choice.fast || !residual.size() || !alike({&layer.gate, &layer.up})) {
+  bool whole = choice.fast && residual.size() && alike({&layer.gate, &layer.up});
+  for (const auto* weight : {&layer.o, &layer.gate, &layer.up, &layer.down}) whole = whole && gpu_takes_rows(residual, *weight);
+  if (!whole) {
     const mx::array h = linear_add(attended, layer.o, residual, choice, s);
     return linear_add(linear_swiglu(h, layer.gate, layer.up, choice, layer.norm, s), layer.down, h, choice, s);
   }

@@ -72,7 +72,7 @@ void check_norm(const std::string& op, const std::optional<RmsNorm>& norm, int i
 }
 
 std::string LinearWeight::str() const {
-  if (bits) return "affine:" + std::to_string(bits) + ",group=" + std::to_string(group) + (packed ? ",int16" : "");
+  if (bits) return "affine:" + std::to_string(bits) + ",group=" + std::to_string(group) + (packed ? packed->gpu ? ",gpu" : ",int16" : "");
   if (weight.dtype() == mx::float32) return "f32";
   if (weight.dtype() == mx::float16) return "f16";
   if (weight.dtype() == mx::bfloat16) return "bf16";

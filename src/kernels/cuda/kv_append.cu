@@ -2,7 +2,9 @@
 // every thread packs the words of one lane of a unit, leaving the bits of older tokens as they are.
 #include "kernels/cuda/kv_append.h"
 
+#include "kernels/cuda/ahead.cuh"
 #include "kernels/cuda/kv_rotate.cuh"
+#include "kernels/cuda/turn.cuh"
 
 namespace tersor::kernels::cuda {
 namespace {
@@ -157,12 +159,61 @@ __device__ __forceinline__ void pack_tile(uint8_t* side, const TileCodes<D>& til
   }
 }
 
+/// Turns a query (side 0) or key that `row` holds and v has been loaded from, its norm first.
+template <int D>
+__device__ __forceinline__ void turn_vector(const AppendTurn& turn, int side, const void* row, const Rows& rows, int token, int lane,
+                                            float (&v)[WarpVector<D>::kEach]) {
+  using W = WarpVector<D>;
+  const void* norm = turn.norms[side];
+  float scale = 1;
+  if (norm) {
+    float squares = 0;
+#pragma unroll
+    for (const float x : v) squares = fmaf(x, x, squares);
+    scale = rsqrtf(sum_over_warp(squares) / D + turn.eps);
+  }
+  const auto normed = [&](float x, int d) { return norm ? x * scale * load_number(norm, turn.norm_type, d) : x; };
+#pragma unroll
+  for (int j = 0; j < W::kEach; ++j) {
+    const int d = W::index(lane, j);
+    if (!W::inside(lane, j)) continue;
+    v[j] = normed(v[j], d);
+    if (d >= 2 * turn.pairs) continue;
+    const bool second = d >= turn.pairs;
+    const int mate = second ? d - turn.pairs : d + turn.pairs;
+    const float other = normed(load_number(row, rows.type, mate * rows.dim_stride), mate);
+    const float2 angle = turn_of(turn.position + token, turn.inv_freq[second ? mate : d], turn.scale);
+    v[j] = second ? v[j] * angle.x + other * angle.y : v[j] * angle.x - other * angle.y;
+  }
+}
+
+/// Queries of up to 64 tokens of one KV head's group.
+template <int D>
+__device__ void turn_queries(const AppendParams& p, int block, int kv_head, int batch) {
+  const AppendTurn& turn = p.turn;
+  const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, first = block * kTokens, count = min(kTokens, p.tokens - first);
+  for (int i = warp; i < count * turn.group; i += kWarps) {
+    const int token = first + i / turn.group, head = kv_head * turn.group + i % turn.group;
+    const void* row = row_of(turn.queries, batch, head, token);
+    float v[WarpVector<D>::kEach];
+    load_vector<D>(row, turn.queries, lane, v);
+    turn_vector<D>(turn, 0, row, turn.queries, token, lane, v);
+    __syncwarp();  // all of the row is read
+    const long long at = batch * turn.out_batch_stride + head * turn.out_head_stride + token * turn.out_token_stride;
+#pragma unroll
+    for (int j = 0; j < WarpVector<D>::kEach; ++j)
+      if (WarpVector<D>::inside(lane, j)) store_number(turn.out, turn.queries.type, at + WarpVector<D>::index(lane, j), v[j]);
+  }
+}
+
 // The vector of one new token in the stored basis.
 template <int D>
 __device__ __forceinline__ void load_token(const AppendParams& p, const AppendJob& job, int batch, int head, int token, int lane,
                                            float* scratch, float (&v)[WarpVector<D>::kEach]) {
   const int side = job.keys ? 0 : 1;
-  load_vector<D>(row_of(p.rows[side], batch, head, token), p.rows[side], lane, v);
+  const void* row = row_of(p.rows[side], batch, head, token);
+  load_vector<D>(row, p.rows[side], lane, v);
+  if (job.keys && p.turn.pairs) turn_vector<D>(p.turn, 1, row, p.rows[side], token, lane, v);
   if (p.sanitise) {
 #pragma unroll
     for (float& x : v) x = x != x ? 0.0f : fminf(fmaxf(x, -kInputMax), kInputMax);
@@ -200,6 +251,10 @@ template <int D>
 __global__ void __launch_bounds__(kThreads) append_kernel(const __grid_constant__ AppendParams p) {
   __shared__ TileCodes<D> tile;
   __shared__ float scratch[WarpVector<D>::kCore > 1 ? kWarps * D : 1];
+  let_next_start();
+  wait_for_earlier();
+  if (static_cast<int>(blockIdx.x) >= p.append_blocks)
+    return turn_queries<D>(p, blockIdx.x - p.append_blocks, blockIdx.y % p.heads, blockIdx.y / p.heads);
   int index = 0;
   while (index + 1 < p.jobs && static_cast<int>(blockIdx.x) >= p.job[index + 1].first_block) ++index;
   const AppendJob& job = p.job[index];
@@ -242,6 +297,8 @@ Launch append_plan(AppendParams& params, int dim, int batch) {
     job.blocks = job.count ? (job.at + job.count - 1) / kTokens - job.at / kTokens + 1 : 0;
     blocks += static_cast<unsigned>(job.blocks);
   }
+  params.append_blocks = static_cast<int>(blocks);
+  if (params.turn.out) blocks += static_cast<unsigned>((params.tokens + kTokens - 1) / kTokens);
   Launch launch;
   launch.function = kernel_for(dim);
   launch.grid = dim3(blocks, static_cast<unsigned>(params.heads * batch));

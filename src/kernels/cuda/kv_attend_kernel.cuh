@@ -4,6 +4,7 @@
 
 #include <cstddef>
 
+#include "kernels/cuda/ahead.cuh"
 #include "kernels/cuda/kv_attend_merge.cuh"
 #include "kernels/cuda/kv_attend_tile.cuh"
 
@@ -268,17 +269,19 @@ __global__ void __launch_bounds__(S::kWarps * 32, S::kResident) attend_kernel(co
     if (row < p.rows)
       load_vector<D>(row_of(p.queries, view.batch, view.kv_head * p.group + of_all - row * p.group, row), p.queries, lane, v);
   };
-  float v[WarpVector<D>::kEach] = {};
-  if (warp < kVectors) load(warp, v);
   if (lane == 0) {
     for (int i = 0; i < S::kStages; ++i) barrier_init(ring.barriers + 8 * i);
     barrier_init_done();
     ring.enter();
-    ring.template ask<false>(0);
   }
+  if (warp >= kVectors) touch_parameters(p);
+  let_next_start();
+  wait_for_earlier();
+  float v[WarpVector<D>::kEach] = {};
+  if (warp < kVectors) load(warp, v);
+  if (lane == 0) ring.template ask<false>(0);
   __syncwarp();
   const Decoders<S> decoders(p);
-  if (warp >= kVectors) touch_parameters(p);
   for (int vector = warp; vector < kVectors; vector += S::kWarps) {
     if (vector != warp) load(vector, v);
     rotate<D>(v, p.key_rotation, lane, shared.scratch + warp * D);

@@ -9,11 +9,12 @@
 #pragma once
 
 #include "kernels/cuda/linear_merge.cuh"
+#include "kernels/cuda/linear_norm.cuh"
 #include "kernels/cuda/linear_ring.cuh"
 
 namespace tersor::kernels::cuda {
 
-constexpr int kFewRows = 4;
+constexpr int kFewRows = kLinearNormRows;
 constexpr float kLargestX = 32639.f;  // 127 * 256 + 127
 constexpr float kWhole = 12582912.f;  // 1.5 * 2^23: an integer added to its bits is the same number added to it
 constexpr uint32_t kWholeBits = 0x4B400000u;
@@ -29,28 +30,6 @@ __device__ __forceinline__ float max_nan(float a, float b) {  // NaN if either i
   return r;
 }
 
-/// 16 numbers of x, zeros beyond its end.
-__device__ __forceinline__ void load_sixteen(const LinearRowsParams& p, float (&v)[16], int row, int k) {
-  const long long at = row * p.x_stride + k;
-  if (k >= p.k) {
-#pragma unroll
-    for (int i = 0; i < 16; ++i) v[i] = 0;
-  } else if (!p.bulk_x) {
-#pragma unroll
-    for (int i = 0; i < 16; ++i) v[i] = load_float(p.x_type, p.x, at + i);
-  } else {
-    alignas(16) uint32_t w[8];
-    const uint4* from = reinterpret_cast<const uint4*>(static_cast<const uint16_t*>(p.x) + at);
-    reinterpret_cast<uint4*>(w)[0] = from[0], reinterpret_cast<uint4*>(w)[1] = from[1];
-    const bool half = p.x_type == Dtype::f16;
-#pragma unroll
-    for (int i = 0; i < 8; ++i) {
-      const float2 f = half ? __half22float2(pair_of<__half2>(w[i])) : __bfloat1622float2(pair_of<__nv_bfloat162>(w[i]));
-      v[2 * i] = f.x, v[2 * i + 1] = f.y;
-    }
-  }
-}
-
 /// The place in its step's 16 bytes of code k (of 16), in the order of the packed layout's registers.
 template <int BITS>
 __device__ constexpr int step_code(int byte) {
@@ -61,7 +40,8 @@ __device__ constexpr int step_code(int byte) {
 /// The block's part of x into shared memory: rows 2m and 2m + 1 hold the high and low bytes of row m of x, 16 bytes a step; groups
 /// hold [group][kFewRows].
 template <int BITS, int GROUP>
-__device__ __forceinline__ void quantize_x(const LinearRowsParams& p, uint8_t* to, XGroup* groups, int k0, int columns) {
+__device__ __forceinline__ void quantize_x(const LinearRowsParams& p, uint8_t* to, XGroup* groups, int k0, int columns,
+                                           const RowSquares& squares) {
   const int steps = columns / 16;  // a multiple of 8, so that lanes of a group stay together
 #pragma unroll 1
   for (int first = threadIdx.x & ~31; first < p.rows * steps; first += kRowsThreads) {  // whole warps
@@ -69,6 +49,7 @@ __device__ __forceinline__ void quantize_x(const LinearRowsParams& p, uint8_t* t
     const int row = p.rows == 1 ? 0 : i / steps, step = i - row * steps;
     float v[16];
     load_sixteen(p, v, row, k0 + step * 16);
+    if (p.norm) norm_numbers<16>(p, v, squares, row, k0 + step * 16);
     float most = 0;
 #pragma unroll
     for (int j = 0; j < 16; ++j) most = max_nan(most, fabsf(v[j]));
@@ -152,10 +133,11 @@ __device__ __forceinline__ void multiply_few(float (&acc)[2], const uint8_t* til
 }
 
 template <int BITS, int GROUP, class S>
-__global__ void __launch_bounds__(kRowsThreads, 1) linear_few_kernel(const __grid_constant__ LinearRowsParams p) {
+__global__ void __launch_bounds__(kRowsThreads, 2) linear_few_kernel(const __grid_constant__ LinearRowsParams p) {
   constexpr int kTile = tile_bytes(BITS, GROUP, sizeof(S)), kTileK = tile_k(BITS);
   extern __shared__ __align__(128) uint8_t shared[];
   __shared__ alignas(8) uint64_t barriers[kRowsWarps][kMostStages];
+  __shared__ RowSquares squares;
   const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, k_warps = kRowsWarps >> p.row_warps_log2, row_warps = 1 << p.row_warps_log2;
   const int side = warp & (row_warps - 1), depth = warp >> p.row_warps_log2;
   const int strip0 = blockIdx.x * p.strips_per_block, strip1 = min(p.strips, strip0 + p.strips_per_block);
@@ -163,10 +145,16 @@ __global__ void __launch_bounds__(kRowsThreads, 1) linear_few_kernel(const __gri
   PackedRing<kTile> ring(p.weights, shared + warp * p.stages * kTile, barriers[warp], p.stages,
                          {strip0 + side, strip1, row_warps, tile0 + depth, tile0 + depth, tile1, k_warps, p.tiles});
   // The code of a kernel's start comes slowly, from far away: weights are sent for before all else, but no more than leaves x its turn.
-  ring.start();
+  ring.start(p.early);
+  let_next_start();
+  wait_for_earlier();
   XGroup* const groups = reinterpret_cast<XGroup*>(shared + p.sums_at);
-  quantize_x<BITS, GROUP>(p, shared + p.x_at, groups, tile0 * kTileK, (tile1 - tile0) * kTileK);
-  ring.fill();
+  if (p.norm) {
+    sum_squares(p, squares);
+    __syncthreads();
+  }
+  quantize_x<BITS, GROUP>(p, shared + p.x_at, groups, tile0 * kTileK, (tile1 - tile0) * kTileK, squares);
+  ring.fill(p.early);
   __syncthreads();
   // Lanes 8i to 8i + 7 give the rows of step i; columns that x does not have repeat its last one.
   const uint32_t x = shared_address(shared + p.x_at) + min(lane & 7, 2 * p.rows - 1) * p.x_row + (lane >> 3) * 16;

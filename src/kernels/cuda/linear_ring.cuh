@@ -38,11 +38,14 @@ class PackedRing {
     __syncwarp();
   }
 
-  /// Sends for the first tile; for as many more as there is room for.
-  __device__ __forceinline__ void start() { fetch(0); }
-  __device__ __forceinline__ void fill() {
+  /// Sends for the first `early` tiles; for as many more as there is room for.
+  __device__ __forceinline__ void start(int early) {
 #pragma unroll 1
-    for (int i = 1; i < stages_; ++i) fetch(i);
+    for (int i = 0; i < early; ++i) fetch(i);
+  }
+  __device__ __forceinline__ void fill(int early) {
+#pragma unroll 1
+    for (int i = early; i < stages_; ++i) fetch(i);
   }
   /// The tile at the head, once it is here.
   __device__ __forceinline__ const uint8_t* wait() {

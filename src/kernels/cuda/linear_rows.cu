@@ -8,6 +8,8 @@ namespace tersor::kernels::cuda {
 namespace {
 
 constexpr int kSharedMost = 227 * 1024 - 1024;  // of a block, less what it holds statically
+// So that a block of the next kernel finds room beside it and has its first weights on their way before this one ends.
+constexpr int kSharedFew = kSharedMost / 2 - 1024;
 
 /// Shared memory of a block: the rings, then these; offsets in bytes.
 struct RowsShared {
@@ -73,7 +75,7 @@ LinearRowsPlan linear_rows_plan(const LinearProblem& problem) {
     for (int row_warps = 1; row_warps <= kRowsWarps; row_warps *= 2)
       for (const int stages : {problem.rows <= kFewRows ? 3 : 2, 2}) {
         const LinearRowsPlan plan = {even_strips(problem, splits), splits, row_warps, stages};
-        if (shared_of(problem, plan).total > kSharedMost) continue;
+        if (shared_of(problem, plan).total > (problem.rows <= kFewRows && stages > 2 ? kSharedFew : kSharedMost)) continue;
         const double time = estimate(problem, plan);
         if (time < best_time) best_time = time, best = plan;
       }
@@ -89,7 +91,7 @@ size_t linear_rows_workspace(const LinearProblem& problem, LinearRowsPlan plan) 
 
 Launch linear_rows(const LinearProblem& problem, LinearRowsParams* params, LinearRowsPlan plan) {
   const PackedLinear& w = problem.weight;
-  if (!linear_supported(w) || problem.rows < 1 || problem.rows > kLinearRowsMost) return {};
+  if (!linear_supported(w) || problem.rows < 1 || problem.rows > (problem.norm ? kLinearNormRows : kLinearRowsMost)) return {};
   if (plan.splits == 0) plan = linear_rows_plan(problem);
   if (plan.splits == 0) return {};
   const int tiles = tiles_of(w.bits, w.k), blocks = ceil_div(w.strips, plan.strips);
@@ -107,7 +109,8 @@ Launch linear_rows(const LinearProblem& problem, LinearRowsParams* params, Linea
   p.strips_per_block = plan.strips, p.splits = plan.splits, p.tiles_per_split = ceil_div(tiles, plan.splits);
   while (p.tiles_per_split > kXPieces << p.piece_shift) ++p.piece_shift;
   while (1 << p.row_warps_log2 < plan.row_warps) ++p.row_warps_log2;
-  p.stages = plan.stages;
+  p.stages = plan.stages, p.early = std::min(plan.stages, plan.early + 1);
+  p.norm = problem.norm, p.norm_type = problem.norm_type, p.norm_eps = problem.norm_eps;
   const RowsShared shared = shared_of(problem, plan);
   p.x_at = shared.x, p.x_row = shared.x_row, p.sums_at = shared.sums, p.reduce_at = shared.reduce;
   p.x_type = problem.x_type, p.y_type = problem.y_type, p.paired = w.paired;

@@ -9,12 +9,14 @@
 #include <stdexcept>
 #include <utility>
 
-namespace tersor::ops::cuda {
-namespace {
+#include "ops/cuda/chain.h"
 
+namespace tersor::ops::cuda {
 void check(cudaError_t error, const char* what) {
   if (error != cudaSuccess) throw std::runtime_error(std::string("[cuda] ") + what + ": " + cudaGetErrorString(error));
 }
+
+namespace {
 
 // MLX's library has a CUDA runtime of its own, which knows none of our functions: it takes the driver's handle instead.
 CUfunction handle_of(const kernels::cuda::Launch& launch, int device) {
@@ -32,7 +34,8 @@ CUfunction handle_of(const kernels::cuda::Launch& launch, int device) {
   return handles.emplace(key, static_cast<CUfunction>(function)).first->second;
 }
 
-// Device memory outside MLX's pool, freed with the array.
+}  // namespace
+
 mx::array device_memory(size_t bytes, int device) {
   void* data = nullptr;
   check(cudaMalloc(&data, bytes), "scratch memory");
@@ -48,13 +51,16 @@ mx::array device_memory(size_t bytes, int device) {
   return array;
 }
 
-}  // namespace
-
 void add_kernel(Encoder& encoder, const kernels::cuda::Launch& launch, const void* params, const std::vector<mx::array>& inputs,
                 const std::vector<mx::array>& outputs) {
+  if (launch.function == nullptr) throw std::runtime_error("[cuda] a call has no kernel that the choice of kernels had promised");
+  void* arguments[] = {const_cast<void*>(params)};
+  if (in_chain()) {
+    handle_of(launch, encoder.device().cuda_device());
+    return launch_in_chain(encoder, launch, arguments);
+  }
   for (const mx::array& input : inputs) encoder.set_input_array(input);
   for (const mx::array& output : outputs) encoder.set_output_array(output);
-  void* arguments[] = {const_cast<void*>(params)};
   encoder.add_kernel_node_raw(handle_of(launch, encoder.device().cuda_device()), launch.grid, launch.block, dim3(), launch.shared_bytes,
                               arguments);
 }
@@ -88,8 +94,10 @@ Scratch scratch(Encoder& encoder, mx::Stream stream, size_t partial_floats, size
     found = all.insert_or_assign(stream.index, Own{device_memory(bytes, encoder.device().cuda_device()), tickets}).first;
   }
   Own& own = found->second;
-  encoder.set_input_array(own.memory);
-  encoder.set_output_array(own.memory);
+  if (!in_chain()) {
+    encoder.set_input_array(own.memory);
+    encoder.set_output_array(own.memory);
+  }
   auto* const start = mx::gpu_ptr<unsigned>(own.memory);
   return {reinterpret_cast<float*>(start + own.tickets), start};
 }
@@ -99,7 +107,7 @@ void take_or_allocate(mx::array& output, const mx::array& input) {
   if (alike && input.is_donatable())
     output.copy_shared_buffer(input);
   else
-    output.set_data(mx::allocator::malloc(output.nbytes()));
+    allocate(output);
 }
 
 }  // namespace tersor::ops::cuda
