@@ -14,9 +14,10 @@ import argparse
 import json
 import pathlib
 import platform
-import statistics
 import subprocess
 import time
+
+import paired
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 
@@ -157,27 +158,9 @@ def main():
     llama = llama_cpp_arms(options.model, options.depth, options.steps) if "llama.cpp" in options.peers else None
     if llama:
         arms.append(llama)
-    rounds = []
-    for turn in range(options.rounds):
-        samples = {}
-        for measure in arms if turn % 2 == 0 else reversed(arms):
-            samples.update(measure())
-        rounds.append(samples)
-    tables = {}
-    for phase in ("decode", "prefill"):
-        names = [name for name in rounds[0] if phase in rounds[0][name]]
-        medians = {name: statistics.median(r[name][phase] for r in rounds) for name in names}
-        ratios = {
-            f"{ours} / {peer}": statistics.median(r[ours][phase] / r[peer][phase] for r in rounds)
-            for ours in names
-            for peer in names
-            if ours.startswith("tersor") and peer != ours and (not peer.startswith("tersor") or peer == "tersor full")
-        }
-        tables[phase] = {"medians": medians, "ratios": ratios}
-        for name in names:
-            print(f"{phase:8} {name:70} {medians[name]:8.1f} tok/s")
-        for name, ratio in ratios.items():
-            print(f"{phase:8} {name:70} {ratio:8.2f} x")
+    rounds = paired.alternate(arms, options.rounds)
+    tables = paired.tables(rounds)
+    paired.show(tables)
     if options.out:
         record = {
             "depth": options.depth,

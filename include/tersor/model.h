@@ -40,6 +40,9 @@ struct Config {
   int sliding_window = 0;  // 0: none
 };
 
+/// ModelData::format of models that were made and not loaded.
+inline constexpr std::string_view kRandomFormat = "random";
+
 /// What a model file holds, loaded: configuration, weights by canonical name, tokenizer data.
 /// Canonical names are those of Hugging Face ("model.layers.0.self_attn.q_proj", "model.embed_tokens", "model.norm", "lm_head").
 struct ModelData {
@@ -49,7 +52,7 @@ struct ModelData {
   text::TokenizerData tokenizer;
   cache::Identity identity;  // for saved caches: family, sizes, a digest of the weights
   std::filesystem::path path;
-  std::string format;  // "gguf" or "safetensors"
+  std::string format;  // "gguf", "safetensors", or kRandomFormat: random weights and no tokenizer
   uint64_t file_bytes = 0;
 };
 
@@ -84,6 +87,7 @@ class Transformer {
   const Config& config() const;
   ops::Precision precision() const;
   const cache::Identity& identity() const;
+  /// Both throw Error for a model of random weights, which has no tokenizer.
   const text::Tokenizer& tokenizer() const;
   text::ChatFormat chat_format() const;
 

@@ -14,6 +14,7 @@
 namespace tersor::cli {
 
 void add_bench_decode(CLI::App& parent, Commands& commands);
+void add_bench_model(CLI::App& parent, Commands& commands);
 void add_bench_attention(CLI::App& parent, Commands& commands);
 void add_bench_linear(CLI::App& parent, Commands& commands);
 

@@ -59,8 +59,7 @@ CLI::Option* add_whole_list(CLI::App& app, const std::string& name, std::vector<
   return app.add_option_function<std::vector<std::string>>(name, take, description)->type_name("LIST")->allow_extra_args(false);
 }
 
-void ModelOptions::add(CLI::App& app, bool with_dtype) {
-  app.add_option("-m,--model", path, "A .gguf file, or a folder with config.json and *.safetensors")->required()->type_name("PATH");
+void ComputeOptions::add(CLI::App& app, bool with_dtype) {
   app.add_option("--kernels", kernels, "auto: the fastest there is; require: refuse without a fast kernel; forbid: composed MLX operations")
       ->type_name("auto|require|forbid")
       ->capture_default_str();
@@ -75,21 +74,29 @@ void ModelOptions::add(CLI::App& app, bool with_dtype) {
                      ->capture_default_str();
 }
 
-std::optional<Dtype> ModelOptions::given_dtype() const {
+std::optional<Dtype> ComputeOptions::given_dtype() const {
   return dtype_option && dtype_option->count() ? std::optional(full_dtype()) : std::nullopt;
 }
 
-void ModelOptions::check() const {
+void ComputeOptions::check() const {
   policy();
-  ops::parse_precision(precision);
+  precision_class();
   full_dtype();
+}
+
+void ModelOptions::add(CLI::App& app, bool with_dtype) {
+  app.add_option("-m,--model", path, "A .gguf file, or a folder with config.json and *.safetensors")->required()->type_name("PATH");
+  ComputeOptions::add(app, with_dtype);
+}
+
+void ModelOptions::check() const {
+  ComputeOptions::check();
   require_exists(path);
 }
 
 model::Transformer ModelOptions::load() const {
   Progress progress("loading " + path);
-  const ops::Precision chosen = ops::parse_precision(precision);
-  return model::Transformer(model::load(path, ops::LinearPacker::applies(policy(), chosen)), policy(), chosen);
+  return model::Transformer(model::load(path, ops::LinearPacker::applies(policy(), precision_class())), policy(), precision_class());
 }
 
 cache::KvSpec parse_kv(const std::string& text) {

@@ -24,17 +24,27 @@ CLI::Option* add_whole_list(CLI::App& app, const std::string& name, std::vector<
 inline constexpr int64_t kMostTokens = 1 << 24;
 inline constexpr int64_t kMostChunk = 1 << 16;
 
-struct ModelOptions {
-  std::string path, kernels = "auto", precision = "int16", dtype = "f16";
+/// How a model computes, wherever its weights come from.
+struct ComputeOptions {
+  std::string kernels = "auto", precision = "int16", dtype = "f16";
   CLI::Option* dtype_option = nullptr;
+
+  void add(CLI::App& app, bool with_dtype = true);
+  /// Throws Error for an unknown value; to be called before anything slow.
+  void check() const;
+  ops::Policy policy() const { return ops::parse_policy(kernels); }
+  ops::Precision precision_class() const { return ops::parse_precision(precision); }
+  Dtype full_dtype() const { return parse_dtype(dtype); }
+  /// The same where the command line names it.
+  std::optional<Dtype> given_dtype() const;
+};
+
+struct ModelOptions : ComputeOptions {
+  std::string path;
 
   void add(CLI::App& app, bool with_dtype = true);
   /// Throws Error for an unknown value or a path that does not exist; to be called before anything slow.
   void check() const;
-  ops::Policy policy() const { return ops::parse_policy(kernels); }
-  Dtype full_dtype() const { return parse_dtype(dtype); }
-  /// The same where the command line names it.
-  std::optional<Dtype> given_dtype() const;
   /// Loads the model, with progress on a terminal.
   model::Transformer load() const;
 };

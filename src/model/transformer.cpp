@@ -37,7 +37,7 @@ struct Transformer::Impl {
   ops::Policy policy;
   ops::Precision precision;
   cache::Identity identity;
-  text::Tokenizer tokenizer;
+  std::optional<text::Tokenizer> tokenizer;
   Weights weights;
   std::vector<ops::RopeParams> rope;  // by layer
   std::vector<ops::Choice> chosen;    // each distinct one once
@@ -62,7 +62,7 @@ Transformer::Impl::Impl(ModelData data, ops::Policy p, ops::Precision precision_
       policy(p),
       precision(precision_class),
       identity(data.identity),
-      tokenizer(take_tokenizer(data)),
+      tokenizer(data.format == kRandomFormat ? std::nullopt : std::optional(take_tokenizer(data))),
       weights(take_weights(data)) {
   if (gpu)
     activations = gpu_activations(weights, policy), move_to_gpu(weights, activations);
@@ -145,8 +145,11 @@ Transformer::Transformer(Transformer&&) noexcept = default;
 const Config& Transformer::config() const { return impl_->config; }
 ops::Precision Transformer::precision() const { return impl_->precision; }
 const cache::Identity& Transformer::identity() const { return impl_->identity; }
-const text::Tokenizer& Transformer::tokenizer() const { return impl_->tokenizer; }
-text::ChatFormat Transformer::chat_format() const { return text::recognise_chat(impl_->tokenizer.data().chat_template); }
+const text::Tokenizer& Transformer::tokenizer() const {
+  if (!impl_->tokenizer) throw Error("a model of random weights has no tokenizer: run it on token ids, or load a model from its files");
+  return *impl_->tokenizer;
+}
+text::ChatFormat Transformer::chat_format() const { return text::recognise_chat(tokenizer().data().chat_template); }
 uint64_t Transformer::weight_bytes() const { return impl_->weights.bytes(); }
 std::vector<ops::Choice> Transformer::choices() const { return impl_->chosen; }
 

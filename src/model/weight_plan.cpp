@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "base/sniff.h"
+#include "model/device_memory.h"
 
 namespace tersor::model {
 namespace {
@@ -66,11 +67,9 @@ uint64_t LoadPlan::bytes() const {
 }
 
 void check_memory(const LoadPlan& plan) {
-  const uint64_t limit = memory_limit() / 10 * 9, needed = plan.bytes();
-  if (needed > limit)
-    throw Error(plan.data.path.string() + ": the weights take " + human_bytes(needed) +
-                ", more than nine tenths of this machine's memory (" + human_bytes(limit) +
-                "); use a smaller or more strongly quantised model");
+  const std::string what = plan.data.path.string() + ": the weights take " + human_bytes(plan.bytes());
+  for (const auto require : {require_memory, require_device_memory})
+    require(plan.bytes(), what, "use a smaller or more strongly quantised model");
 }
 
 ModelData run_plan(LoadPlan plan, bool pack) {

@@ -14,7 +14,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 DEMO_TEXT = ROOT / "docs" / "demo" / "lighthouse.txt"
 PROMPT = "What is the capital of France?"
 GROUPS = ["bench", "codec"]
-COMMANDS = ["generate", "chat", "eval", "bench decode", "bench attention", "codec list", "codec roundtrip", "logits"]
+COMMANDS = ["generate", "chat", "eval", "bench decode", "bench model", "bench attention", "codec list", "codec roundtrip", "logits"]
 COMMANDS += ["tokenize", "detokenize", "inspect"]
 
 
@@ -78,6 +78,16 @@ def test_no_command_lists_the_commands(tersor):
         (["generate", "--model", "nowhere.gguf", "--prompt", "x"], ["nowhere.gguf", "no such file"]),
         (["bench"], ["bench", "decode", "attention"]),
         (["bench", "decod"], ["did you mean decode?"]),
+        (["bench", "model"], ["--shape is required"]),
+        (["bench", "model", "--shape", "llama-9"], ["llama-9", "smollm2-135m", "llama-3.1-8b", "qwen3-8b"]),
+        (["bench", "model", "--shape", "smollm2-135m", "--weights", "int4"], ["int4", "affine:4"]),
+        (["bench", "model", "--shape", "smollm2-135m", "--weights", "affine:7"], ["affine:7"]),
+        (["bench", "model", "--shape", "smollm2-135m", "--weights", "affine:4,group=128"], ["do not divide rows of 576"]),
+        (["bench", "model", "--shape", "smollm2-135m", "--kv", "turboqant:4"], ["turboqant"]),
+        (["bench", "model", "--shape", "smollm2-135m", "--fill", "zeros"], ["zeros", "random or prefill"]),
+        (["bench", "model", "--shape", "smollm2-135m", "--depth", "-1"], ["--depth", "whole number from 0"]),
+        (["bench", "model", "--shape", "smollm2-135m", "--depth", "9999999"], ["smollm2-135m", "caches of", "nine tenths"]),
+        (["bench", "model", "--shape", "smollm2-135m", "--prefill", "0"], ["--prefill", "whole number from 1"]),
         (["codec", "list", "extra"], ["unexpected argument", "extra"]),
         (["codec", "roundtrip", "--kv", "turboqant:4", "--in", "x", "--out", "y.npy"], ["turboqant"]),
         (["codec", "roundtrip", "--kv", "full", "--in", "nowhere.npy", "--out", "y.npy"], ["nowhere.npy"]),
@@ -321,6 +331,39 @@ def test_bench_decode(json_of, smollm2):
     for row in result["results"]:
         fields(row, "kv prefill_tok_s decode_tok_s samples kv_bytes peak_bytes")
         assert len(row["samples"]) == 2 and min(row["samples"]) <= row["decode_tok_s"] <= max(row["samples"])
+
+
+def test_bench_model(json_of, tersor):
+    setting = ["--shape", "smollm2-135m", "--weights", "affine:4", "--depth", "0,100", "--kv", "full", "--kv", "turboquant:4"]
+    setting += ["--steps", 2, "--repeat", 2]
+    result = json_of("bench", "model", *setting, "--prefill", 40)
+    fields(result, "shape weights seed config precision_class weight_bytes peak_resident_bytes steps repeat kernels machine")
+    assert result["weights"] == "affine:4,group=64" and 70e6 < result["weight_bytes"] < 80e6
+    assert result["config"]["hidden_size"] == 576 and result["config"]["quantization"] == {"group_size": 64, "bits": 4}
+    assert {choice["op"] for choice in result["kernels"]} == {"linear", "rope"} and all(choice["fast"] for choice in result["kernels"])
+    assert [(row["depth"], row["kv"]) for row in result["results"]] == [(d, kv) for d in (0, 100) for kv in ("full", "turboquant:4")]
+    for row in result["results"]:
+        fields(row, "decode_ms decode_tok_s samples kv_bytes kv_bytes_full peak_bytes kernels lossy")
+        assert row["filled"] == "random" and len(row["samples"]) == 2 and min(row["samples"]) <= row["decode_tok_s"] <= max(row["samples"])
+    assert [(row["tokens"], row["kv"], len(row["samples"])) for row in result["prefill"]] == [(40, "full", 2), (40, "turboquant:4", 2)]
+    text = tersor("bench", "model", *setting).stdout
+    assert "random weights of affine:4,group=64" in text and "kernels: linear affine:4,group=64,int16" in text
+
+
+@pytest.mark.parametrize("weights", ["affine:8,group=32", "bf16"])
+def test_bench_model_weights(json_of, weights):
+    setting = ["--shape", "smollm2-135m", "--weights", weights, "--depth", 8, "--kv", "affine:8,window=4", "--steps", 2, "--repeat", 1]
+    result = json_of("bench", "model", *setting, "--fill", "prefill", "--precision", "exact")
+    assert result["weights"] == weights and result["precision_class"] == "same weights"
+    assert result["results"][0]["filled"] == "prefill" and result["results"][0]["prefill_tok_s"] > 0
+
+
+def test_bench_model_refuses_what_does_not_fit(refused):
+    """Before anything is made: at once, and in one line."""
+    begin = time.monotonic()
+    line = refused("bench", "model", "--shape", "llama-3.1-8b", "--weights", "bf16", "--depth", 16000000)
+    assert "llama-3.1-8b: weights of bf16 (15.0 GiB) and caches of 16000032 tokens" in line and "use a smaller shape" in line
+    assert time.monotonic() - begin < 5
 
 
 def test_bench_attention(json_of):
