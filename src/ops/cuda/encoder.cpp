@@ -27,10 +27,13 @@ CUfunction handle_of(const kernels::cuda::Launch& launch, int device) {
   if (const auto found = handles.find(key); found != handles.end()) return found->second;
   cudaFunction_t function;
   check(cudaGetFuncBySymbol(&function, launch.function), "the device has no code for a kernel");
-  constexpr int kDefaultShared = 48 * 1024;
-  if (launch.shared_bytes > kDefaultShared)
-    check(cudaFuncSetAttribute(launch.function, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(launch.shared_bytes)),
-          "a kernel's shared memory");
+  // As much shared memory as there is: other launches of the kernel may want more than this one.
+  int most = 0;
+  cudaFuncAttributes attributes{};
+  check(cudaDeviceGetAttribute(&most, cudaDevAttrMaxSharedMemoryPerBlockOptin, device), "shared memory");
+  check(cudaFuncGetAttributes(&attributes, launch.function), "a kernel's shared memory");
+  check(cudaFuncSetAttribute(launch.function, cudaFuncAttributeMaxDynamicSharedMemorySize, most - static_cast<int>(attributes.sharedSizeBytes)),
+        "a kernel's shared memory");
   return handles.emplace(key, static_cast<CUfunction>(function)).first->second;
 }
 
