@@ -148,7 +148,8 @@ mx::Dtype gpu_activations(Weights& weights, ops::Policy policy) {
   const mx::Dtype type = all[0]->bits ? all[0]->scales->dtype() : all[0]->weight.dtype();
   if (type != mx::float16 && type != mx::bfloat16) return mx::float32;
   for (const auto* w : all)
-    if (w->bits ? !ops::LinearPacker::takes_on_gpu(*w, type) : w->weight.dtype() == mx::float32 || w->in_features() % 16) return mx::float32;
+    if (w->bits ? !ops::LinearPacker::takes_on_gpu(*w, type) : w->weight.dtype() == mx::float32 || w->in_features() % 16)
+      return mx::float32;
   for (const auto& layer : weights.layers)
     if (layer.gate.bits != layer.up.bits || layer.gate.group != layer.up.group) return mx::float32;
   return type;

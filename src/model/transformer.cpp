@@ -42,7 +42,7 @@ struct Transformer::Impl {
   std::vector<ops::RopeParams> rope;  // by layer
   std::vector<ops::Choice> chosen;    // each distinct one once
   ops::Choice rope_choice;
-  bool fusable = false;       // all runs by kernels of ours
+  bool fusable = false;  // all runs by kernels of ours
   bool gpu = mx::default_device() == mx::Device::gpu;
   mx::Dtype activations = mx::float32;
   ops::Choice linear_choice;  // holds for all weights: not fast unless every one is
@@ -185,7 +185,8 @@ mx::array Transformer::next_token(const mx::array& token, cache::KvCache& cache,
   const Impl& m = *impl_;
   if (!runs_ahead()) throw Error("next_token needs a GPU with fast kernels for the model's weights: pick from the logits of forward");
   if (token.size() != 1 || cache.tokens() >= m.config.context || cache.layers() != m.config.layers)
-    throw Error("next_token takes one token, room for it in the context of " + std::to_string(m.config.context) + ", and this model's cache");
+    throw Error("next_token takes one token, room for it in the context of " + std::to_string(m.config.context) +
+                ", and this model's cache");
   return cache.fuse(ops::argmax(m.run(mx::reshape(token, {1}), cache, true), choices));
 }
 

@@ -83,14 +83,21 @@ class GpuChain {
   GpuChain(const GpuPlugin& plugin, mx::Stream stream, const std::vector<std::uintptr_t>& kept) : plugin_(plugin), stream_(stream) {
     plugin_.chain_begin(stream_, kept);
   }
-  ~GpuChain() { plugin_.chain_end(stream_); }
+  ~GpuChain() {
+    if (!finished_) plugin_.chain_end(stream_, false);
+  }
   GpuChain(const GpuChain&) = delete;
   GpuChain& operator=(const GpuChain&) = delete;
-  void keep_alive(const std::vector<mx::array>& nodes) { plugin_.chain_keep(stream_, nodes); }
+  void finish(const std::vector<mx::array>& nodes) {
+    plugin_.chain_keep(stream_, nodes);
+    finished_ = true;
+    plugin_.chain_end(stream_, true);
+  }
 
  private:
   const GpuPlugin& plugin_;
   mx::Stream stream_;
+  bool finished_ = false;
 };
 
 // Inputs: the tape's. Outputs: a ticket, and the results, sharing memory with the arrays of the tape.
@@ -136,12 +143,12 @@ class Fused : public mx::Primitive {
     GpuChain chain(plugin, stream(), kept());
     for (mx::array& node : nodes_) {
       auto node_outputs = node.outputs();
-      node.primitive().eval_gpu(node.inputs(), node_outputs);
       if (!dynamic_cast<const Node*>(&node.primitive())) plugin.chain_other(stream());
+      node.primitive().eval_gpu(node.inputs(), node_outputs);
     }
     outputs[0].set_data(mx::allocator::malloc(outputs[0].nbytes()));
     for (size_t i = 0; i < results_.size(); ++i) outputs[1 + i].copy_shared_buffer(results_[i]);
-    chain.keep_alive(nodes_);
+    chain.finish(nodes_);
     results_.clear();
     nodes_.clear();
   }

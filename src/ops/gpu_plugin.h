@@ -41,12 +41,12 @@ struct GpuPlugin {
 
   /// Between the two, this thread's kernels go straight to the stream, each getting ready while the one before it ends, and outputs
   /// take memory that the next chain uses again, except those of `kept` (by array id). Work that MLX itself adds to the stream in
-  /// between is announced by chain_other, afterwards.
+  /// between is announced by chain_other, beforehand. A chain that is not complete is given up.
   void (*chain_begin)(mx::Stream, std::span<const std::uintptr_t> kept);
   void (*chain_other)(mx::Stream);
   /// Keeps what these arrays' primitives read and made until the stream has passed it.
   void (*chain_keep)(mx::Stream, const std::vector<mx::array>& nodes);
-  void (*chain_end)(mx::Stream);
+  void (*chain_end)(mx::Stream, bool complete);
 };
 /// The one symbol of the library: const GpuPlugin* tersor_gpu_plugin().
 inline constexpr const char* kGpuPluginSymbol = "tersor_gpu_plugin";

@@ -138,8 +138,12 @@ mx::array kv_append_turned(std::span<const KvWrite> writes, const KvTurning& tur
   if (writes.empty()) throw std::invalid_argument("[kv_append] there is nothing to append to");
   KvAppendCall call = checked_call(writes, k, v);
   const RopeParams& rope = turn.rope;
-  call.turn = KvTurn{RowShape::of(turn.q, 0, call.keys.dim, "kv_append", "q"), rope.q_norm.has_value(), rope.k_norm.has_value(),
-                     rope.attention_scale, rope.norm_eps, turn.position};
+  call.turn = KvTurn{RowShape::of(turn.q, 0, call.keys.dim, "kv_append", "q"),
+                     rope.q_norm.has_value(),
+                     rope.k_norm.has_value(),
+                     rope.attention_scale,
+                     rope.norm_eps,
+                     turn.position};
   if (call.turn->queries.tokens != call.keys.tokens || call.turn->queries.batch != call.keys.batch ||
       call.turn->queries.heads % call.keys.heads != 0)
     throw std::invalid_argument("[kv_append] q must have k's batch and tokens and a multiple of its heads");

@@ -66,8 +66,8 @@ void LinearPacker::pack_on_gpu(std::span<LinearWeight* const> weights, bool pair
     for (LinearWeight* const& w : weights) pack_on_gpu({&w, 1}, false, x);
     return;
   }
-  const bool widen =
-      std::any_of(weights.begin(), weights.end(), [&](const LinearWeight* w) { return w->scales->dtype() != x || w->biases->dtype() != x; });
+  const bool widen = std::any_of(weights.begin(), weights.end(),
+                                 [&](const LinearWeight* w) { return w->scales->dtype() != x || w->biases->dtype() != x; });
   std::vector<LinearWeight> ready;
   for (const LinearWeight* w : weights) ready.push_back(prepared(*w, widen));
   GpuPackCall call{{}, paired, widen ? Dtype::f32 : dtype_of_mlx(x)};

@@ -79,7 +79,10 @@ TEST_P(LinearGpu, SeveralWeightsAndNorm) {
         const LinearWeight weights[] = {q.weight, k.weight, v.weight};
         const auto y = linear(x, weights, choice(q), with_norm ? std::optional(norm) : std::nullopt);
         for (int i = 0; i < 3; ++i)
-          EXPECT_LE(relative_error(y[static_cast<size_t>(i)], product(from, i == 0 ? q : i == 1 ? k : v)), tolerance(type))
+          EXPECT_LE(relative_error(y[static_cast<size_t>(i)], product(from, i == 0   ? q
+                                                                            : i == 1 ? k
+                                                                                     : v)),
+                    tolerance(type))
               << bits << "/" << group << " in " << in << " rows " << rows << " norm " << with_norm << " weight " << i;
       }
   }

@@ -18,4 +18,26 @@ __device__ __forceinline__ void wait_for_earlier() {
 #endif
 }
 
+/// Brings parameters into the constant cache: each first touch takes as long as memory, and one by one they would stand in each other's way.
+template <class Params>
+__device__ __forceinline__ void touch_lines(const Params& p) {
+  const unsigned* const words = reinterpret_cast<const unsigned*>(&p);
+  constexpr int kWords = sizeof(Params) / 4, kLine = 16;
+#pragma unroll
+  for (int i = 0; i < kWords; i += kLine) {
+    unsigned word = words[i];
+    asm volatile("" : "+r"(word));
+  }
+}
+
+/// For bytes that are read once a step: they leave the second cache first, which keeps what every step comes back to (the kernels' own
+/// code above all, which would otherwise come from memory each time).
+__device__ __forceinline__ unsigned long long read_once_policy() {
+  unsigned long long policy = 0;
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
+  asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+#endif
+  return policy;
+}
+
 }  // namespace tersor::kernels::cuda

@@ -58,6 +58,13 @@ struct TileRing {
       return;
     }
   }
+  /// Whether there is a next tile and all its tokens stand before `position`.
+  __device__ __forceinline__ bool ends_before(int position) const {
+    if (segment >= p.segment_count || ordinal >= end) return false;
+    const AttendSegment& s = p.segments[segment];
+    const int tokens = s.full ? codec::kFragmentFullTokens : codec::kFragmentTokens;
+    return s.first + (s.visit_begin + ordinal - s.ordinal + 1) * tokens <= position;
+  }
   /// Asks for the next half, which is a second one or not, into a stage.
   template <bool kSecond>
   __device__ __forceinline__ void ask(int stage) {
@@ -276,10 +283,13 @@ __global__ void __launch_bounds__(S::kWarps * 32, S::kResident) attend_kernel(co
   }
   if (warp >= kVectors) touch_parameters(p);
   let_next_start();
+  // What older tokens left was written before the kernels began that are still running: only the new tokens' tiles must wait.
+  const bool old = lane == 0 && ring.ends_before(p.position);
+  if (old) ring.template ask<false>(0);
   wait_for_earlier();
   float v[WarpVector<D>::kEach] = {};
   if (warp < kVectors) load(warp, v);
-  if (lane == 0) ring.template ask<false>(0);
+  if (lane == 0 && !old) ring.template ask<false>(0);
   __syncwarp();
   const Decoders<S> decoders(p);
   for (int vector = warp; vector < kVectors; vector += S::kWarps) {

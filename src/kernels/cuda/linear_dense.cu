@@ -91,7 +91,6 @@ __global__ void __launch_bounds__(kRowsThreads, 1) linear_dense_kernel(const __g
     if (tile0 + depth < tile1) now.load(row0, row1, (tile0 + depth) * kDenseK + t * 8, p.k);
   };
   if (strip0 + side < strip1) start(strip0 + side);
-  let_next_start();
   wait_for_earlier();
   if (p.norm) {
     sum_squares(p, squares);
@@ -118,6 +117,7 @@ __global__ void __launch_bounds__(kRowsThreads, 1) linear_dense_kernel(const __g
         for (int i = 0; i < 4; ++i) to[(n * 8 + 2 * t + (i & 1)) * kReduceColumn + g + 8 * (i >> 1)] = acc[n][i];
     });
   }
+  let_next_start();
   if (p.splits > 1) add_splits(p, strip0, strip1);
 }
 

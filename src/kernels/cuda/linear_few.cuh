@@ -37,8 +37,42 @@ __device__ constexpr int step_code(int byte) {
   return BITS == 4 ? 2 * t + (i & 1) * 8 + (i >> 1) : 2 * t + (i & 1) + (i >> 1) * 8;
 }
 
-/// The block's part of x into shared memory: rows 2m and 2m + 1 hold the high and low bytes of row m of x, 16 bytes a step; groups
-/// hold [group][kFewRows].
+/// Step `step` of row `row`, 16 numbers, into shared memory, with its group's scale: rows 2m and 2m + 1 hold the high and low bytes of
+/// row m of x, 16 bytes a step; groups hold [group][kFewRows]. Lanes of a group call together; those without `wanted` write nothing.
+template <int BITS, int GROUP>
+__device__ __forceinline__ void quantize_sixteen(const LinearRowsParams& p, const float (&v)[16], uint8_t* to, XGroup* groups, int row,
+                                                 int step, bool wanted) {
+  float most = 0;
+#pragma unroll
+  for (int j = 0; j < 16; ++j) most = max_nan(most, fabsf(v[j]));
+#pragma unroll
+  for (int lanes = 1; lanes < GROUP / 16; lanes *= 2) most = max_nan(most, __shfl_xor_sync(~0u, most, lanes));
+  const bool finite = most < INFINITY;
+  const float inverse = most > 1e-33f && finite ? __fdividef(kLargestX, most) : 0.f;
+  uint32_t high[4], low[4];
+  int sum_high = 0, sum_low = 0;
+#pragma unroll
+  for (int w = 0; w < 4; ++w) {
+    uint32_t y[4];  // X + 128 in the low 16 bits: byte 1 is high, byte 0 is low + 128
+#pragma unroll
+    for (int j = 0; j < 4; ++j) y[j] = __float_as_uint(fmaf(v[step_code<BITS>(4 * w + j)], inverse, kWhole + 128.f));
+    const uint32_t a = __byte_perm(y[0], y[1], 0x5140), b = __byte_perm(y[2], y[3], 0x5140);  // low, low, high, high
+    low[w] = __byte_perm(a, b, 0x5410) ^ 0x80808080u, high[w] = __byte_perm(a, b, 0x7632);
+    sum_low = __dp4a(static_cast<int>(low[w]), 0x01010101, sum_low), sum_high = __dp4a(static_cast<int>(high[w]), 0x01010101, sum_high);
+  }
+  int sum = 256 * sum_high + sum_low;
+#pragma unroll
+  for (int lanes = 1; lanes < GROUP / 16; lanes *= 2) sum += __shfl_xor_sync(~0u, sum, lanes);
+  if (!wanted) return;
+  uint8_t* at = to + 2 * row * p.x_row + step * 16;
+  *reinterpret_cast<uint4*>(at) = make_uint4(high[0], high[1], high[2], high[3]);
+  *reinterpret_cast<uint4*>(at + p.x_row) = make_uint4(low[0], low[1], low[2], low[3]);
+  if (step % (GROUP / 16) != 0) return;
+  const float d = finite ? most * (1.f / kLargestX) : NAN;
+  groups[step / (GROUP / 16) * kFewRows + row] = {BITS == 4 ? d / 8 : d, inverse == 0.f && finite ? 0.f : d * static_cast<float>(sum)};
+}
+
+/// The block's part of x into shared memory.
 template <int BITS, int GROUP>
 __device__ __forceinline__ void quantize_x(const LinearRowsParams& p, uint8_t* to, XGroup* groups, int k0, int columns,
                                            const RowSquares& squares) {
@@ -50,34 +84,7 @@ __device__ __forceinline__ void quantize_x(const LinearRowsParams& p, uint8_t* t
     float v[16];
     load_sixteen(p, v, row, k0 + step * 16);
     if (p.norm) norm_numbers<16>(p, v, squares, row, k0 + step * 16);
-    float most = 0;
-#pragma unroll
-    for (int j = 0; j < 16; ++j) most = max_nan(most, fabsf(v[j]));
-#pragma unroll
-    for (int lanes = 1; lanes < GROUP / 16; lanes *= 2) most = max_nan(most, __shfl_xor_sync(~0u, most, lanes));
-    const bool finite = most < INFINITY;
-    const float inverse = most > 1e-33f && finite ? __fdividef(kLargestX, most) : 0.f;
-    uint32_t high[4], low[4];
-    int sum_high = 0, sum_low = 0;
-#pragma unroll
-    for (int w = 0; w < 4; ++w) {
-      uint32_t y[4];  // X + 128 in the low 16 bits: byte 1 is high, byte 0 is low + 128
-#pragma unroll
-      for (int j = 0; j < 4; ++j) y[j] = __float_as_uint(fmaf(v[step_code<BITS>(4 * w + j)], inverse, kWhole + 128.f));
-      const uint32_t a = __byte_perm(y[0], y[1], 0x5140), b = __byte_perm(y[2], y[3], 0x5140);  // low, low, high, high
-      low[w] = __byte_perm(a, b, 0x5410) ^ 0x80808080u, high[w] = __byte_perm(a, b, 0x7632);
-      sum_low = __dp4a(static_cast<int>(low[w]), 0x01010101, sum_low), sum_high = __dp4a(static_cast<int>(high[w]), 0x01010101, sum_high);
-    }
-    int sum = 256 * sum_high + sum_low;
-#pragma unroll
-    for (int lanes = 1; lanes < GROUP / 16; lanes *= 2) sum += __shfl_xor_sync(~0u, sum, lanes);
-    if (wanted != i) continue;  // a spare lane
-    uint8_t* at = to + 2 * row * p.x_row + step * 16;
-    *reinterpret_cast<uint4*>(at) = make_uint4(high[0], high[1], high[2], high[3]);
-    *reinterpret_cast<uint4*>(at + p.x_row) = make_uint4(low[0], low[1], low[2], low[3]);
-    if (step % (GROUP / 16) != 0) continue;
-    const float d = finite ? most * (1.f / kLargestX) : NAN;
-    groups[step / (GROUP / 16) * kFewRows + row] = {BITS == 4 ? d / 8 : d, inverse == 0.f && finite ? 0.f : d * static_cast<float>(sum)};
+    quantize_sixteen<BITS, GROUP>(p, v, to, groups, row, step, wanted == i);
   }
 }
 
@@ -133,7 +140,7 @@ __device__ __forceinline__ void multiply_few(float (&acc)[2], const uint8_t* til
 }
 
 template <int BITS, int GROUP, class S>
-__global__ void __launch_bounds__(kRowsThreads, 2) linear_few_kernel(const __grid_constant__ LinearRowsParams p) {
+__global__ void __launch_bounds__(kRowsThreads, 1) linear_few_kernel(const __grid_constant__ LinearRowsParams p) {
   constexpr int kTile = tile_bytes(BITS, GROUP, sizeof(S)), kTileK = tile_k(BITS);
   extern __shared__ __align__(128) uint8_t shared[];
   __shared__ alignas(8) uint64_t barriers[kRowsWarps][kMostStages];
@@ -146,15 +153,30 @@ __global__ void __launch_bounds__(kRowsThreads, 2) linear_few_kernel(const __gri
                          {strip0 + side, strip1, row_warps, tile0 + depth, tile0 + depth, tile1, k_warps, p.tiles});
   // The code of a kernel's start comes slowly, from far away: weights are sent for before all else, but no more than leaves x its turn.
   ring.start(p.early);
-  let_next_start();
-  wait_for_earlier();
+  touch_lines(p);
   XGroup* const groups = reinterpret_cast<XGroup*>(shared + p.sums_at);
-  if (p.norm) {
-    sum_squares(p, squares);
-    __syncthreads();
+  const int k0 = tile0 * kTileK, columns = (tile1 - tile0) * kTileK;
+  alignas(16) float weights[16] = {};
+  if (norm_in_registers(p)) load_norm(p, weights, threadIdx.x * 16);
+  wait_for_earlier();
+  if (norm_in_registers(p)) {
+    float v[16];
+    load_sixteen(p, v, 0, threadIdx.x * 16);
+    const float scale = row_scale(p, v, squares);
+#pragma unroll
+    for (int i = 0; i < 16; ++i) v[i] *= scale * weights[i];
+    const int step = static_cast<int>(threadIdx.x) - k0 / 16;
+    if (threadIdx.x - threadIdx.x % 32 < (k0 + columns) / 16)  // whole warps
+      quantize_sixteen<BITS, GROUP>(p, v, shared + p.x_at, groups, 0, step, step >= 0 && step < columns / 16);
+  } else {
+    if (p.norm) {
+      sum_squares(p, squares);
+      __syncthreads();
+    }
+    quantize_x<BITS, GROUP>(p, shared + p.x_at, groups, k0, columns, squares);
   }
-  quantize_x<BITS, GROUP>(p, shared + p.x_at, groups, tile0 * kTileK, (tile1 - tile0) * kTileK, squares);
   ring.fill(p.early);
+  let_next_start();
   __syncthreads();
   // Lanes 8i to 8i + 7 give the rows of step i; columns that x does not have repeat its last one.
   const uint32_t x = shared_address(shared + p.x_at) + min(lane & 7, 2 * p.rows - 1) * p.x_row + (lane >> 3) * 16;

@@ -50,6 +50,34 @@ __device__ __forceinline__ void sum_squares(const LinearRowsParams& p, RowSquare
   }
 }
 
+/// Whether each thread holds 16 numbers of the one row, and their norm weights, which can be read before x.
+__device__ __forceinline__ bool norm_in_registers(const LinearRowsParams& p) {
+  return p.norm && p.rows == 1 && p.k <= kRowsThreads * 16 && p.norm_type == Dtype::f32 && (reinterpret_cast<uintptr_t>(p.norm) & 15) == 0;
+}
+__device__ __forceinline__ void load_norm(const LinearRowsParams& p, float (&w)[16], int k) {
+  if (k >= p.k) return;
+#pragma unroll
+  for (int i = 0; i < 4; ++i)
+    *reinterpret_cast<float4*>(w + 4 * i) = *reinterpret_cast<const float4*>(static_cast<const float*>(p.norm) + k + 4 * i);
+}
+/// 1 / root mean square of the row that the block's threads hold.
+__device__ __forceinline__ float row_scale(const LinearRowsParams& p, const float (&v)[16], RowSquares& squares) {
+  float sum = 0;
+#pragma unroll
+  for (int i = 0; i < 16; ++i) sum = fmaf(v[i], v[i], sum);
+#pragma unroll
+  for (int lanes = 16; lanes; lanes /= 2) sum += __shfl_xor_sync(~0u, sum, lanes);
+  if ((threadIdx.x & 31) == 0) squares.v[0][threadIdx.x >> 5] = sum;
+  __syncthreads();
+  sum = 0;
+#pragma unroll
+  for (int i = 0; i < kRowsWarps; i += 4) {
+    const float4 part = *reinterpret_cast<const float4*>(&squares.v[0][i]);
+    sum += (part.x + part.y) + (part.z + part.w);
+  }
+  return rsqrtf(sum / static_cast<float>(p.k) + p.norm_eps);
+}
+
 /// N numbers of row `row` from column k on become their norm's; those beyond x's end are left as they are.
 template <int N>
 __device__ __forceinline__ void norm_numbers(const LinearRowsParams& p, float (&v)[N], const RowSquares& squares, int row, int k) {

@@ -1,6 +1,7 @@
 // Packed tiles streaming through a warp's own ring in shared memory: a few tiles are always on their way.
 #pragma once
 
+#include "kernels/cuda/ahead.cuh"
 #include "kernels/cuda/linear_ptx.cuh"
 
 namespace tersor::kernels::cuda {
@@ -68,8 +69,8 @@ class PackedRing {
 #if TERSOR_BULK_COPY
     if (lane == 0) {
       asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _,[%0],%1;" ::"r"(bar), "r"(BYTES) : "memory");
-      asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0],[%1],%2,[%3];" ::"r"(to), "l"(from), "r"(BYTES),
-                   "r"(bar)
+      asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0],[%1],%2,[%3],%4;" ::"r"(to),
+                   "l"(from), "r"(BYTES), "r"(bar), "l"(read_once_policy())
                    : "memory");
     }
 #else

@@ -7,9 +7,8 @@
 namespace tersor::kernels::cuda {
 namespace {
 
+constexpr int kDeepest = 4;                     // tiles of a warp's ring
 constexpr int kSharedMost = 227 * 1024 - 1024;  // of a block, less what it holds statically
-// So that a block of the next kernel finds room beside it and has its first weights on their way before this one ends.
-constexpr int kSharedFew = kSharedMost / 2 - 1024;
 
 /// Shared memory of a block: the rings, then these; offsets in bytes.
 struct RowsShared {
@@ -73,9 +72,9 @@ LinearRowsPlan linear_rows_plan(const LinearProblem& problem) {
   for (int splits = 1; splits <= std::min(tiles, 32); ++splits) {
     if (ceil_div(tiles, ceil_div(tiles, splits)) != splits) continue;  // parts would be empty
     for (int row_warps = 1; row_warps <= kRowsWarps; row_warps *= 2)
-      for (const int stages : {problem.rows <= kFewRows ? 3 : 2, 2}) {
+      for (const int stages : {problem.rows <= kFewRows ? kDeepest : 2, problem.rows <= kFewRows ? 3 : 2, 2}) {
         const LinearRowsPlan plan = {even_strips(problem, splits), splits, row_warps, stages};
-        if (shared_of(problem, plan).total > (problem.rows <= kFewRows && stages > 2 ? kSharedFew : kSharedMost)) continue;
+        if (shared_of(problem, plan).total > kSharedMost) continue;
         const double time = estimate(problem, plan);
         if (time < best_time) best_time = time, best = plan;
       }

@@ -7,7 +7,10 @@ namespace tersor::ops::cuda {
 
 /// Whether this thread is in a chain.
 bool in_chain();
-void launch_in_chain(Encoder& encoder, const kernels::cuda::Launch& launch, void** arguments);
+void add_to_chain(const kernels::cuda::Launch& launch, const void* params, size_t params_bytes);
+
+/// Makes a kernel ready to be launched on a device: its code, and as much shared memory as there is.
+void prepare(const kernels::cuda::Launch& launch, int device);
 
 /// Zeroed device memory outside MLX's pool, freed with the array (of uint32).
 mx::array device_memory(size_t bytes, int device);

@@ -32,7 +32,8 @@ CUfunction handle_of(const kernels::cuda::Launch& launch, int device) {
   cudaFuncAttributes attributes{};
   check(cudaDeviceGetAttribute(&most, cudaDevAttrMaxSharedMemoryPerBlockOptin, device), "shared memory");
   check(cudaFuncGetAttributes(&attributes, launch.function), "a kernel's shared memory");
-  check(cudaFuncSetAttribute(launch.function, cudaFuncAttributeMaxDynamicSharedMemorySize, most - static_cast<int>(attributes.sharedSizeBytes)),
+  check(cudaFuncSetAttribute(launch.function, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                             most - static_cast<int>(attributes.sharedSizeBytes)),
         "a kernel's shared memory");
   return handles.emplace(key, static_cast<CUfunction>(function)).first->second;
 }
@@ -54,14 +55,13 @@ mx::array device_memory(size_t bytes, int device) {
   return array;
 }
 
-void add_kernel(Encoder& encoder, const kernels::cuda::Launch& launch, const void* params, const std::vector<mx::array>& inputs,
-                const std::vector<mx::array>& outputs) {
+void prepare(const kernels::cuda::Launch& launch, int device) { handle_of(launch, device); }
+
+void add_kernel(Encoder& encoder, const kernels::cuda::Launch& launch, const void* params, size_t params_bytes,
+                const std::vector<mx::array>& inputs, const std::vector<mx::array>& outputs) {
   if (launch.function == nullptr) throw std::runtime_error("[cuda] a call has no kernel that the choice of kernels had promised");
+  if (in_chain()) return add_to_chain(launch, params, params_bytes);
   void* arguments[] = {const_cast<void*>(params)};
-  if (in_chain()) {
-    handle_of(launch, encoder.device().cuda_device());
-    return launch_in_chain(encoder, launch, arguments);
-  }
   for (const mx::array& input : inputs) encoder.set_input_array(input);
   for (const mx::array& output : outputs) encoder.set_output_array(output);
   encoder.add_kernel_node_raw(handle_of(launch, encoder.device().cuda_device()), launch.grid, launch.block, dim3(), launch.shared_bytes,

@@ -26,14 +26,19 @@ mx::array temporary(Encoder& encoder, mx::Shape shape, mx::Dtype dtype);
 void chain_begin(mx::Stream stream, std::span<const std::uintptr_t> kept);
 void chain_other(mx::Stream stream);
 void chain_keep(mx::Stream stream, const std::vector<mx::array>& nodes);
-void chain_end(mx::Stream stream);
+void chain_end(mx::Stream stream, bool complete);
 
 /// Throws std::runtime_error unless `error` is success.
 void check(cudaError_t error, const char* what);
 
 /// Adds a kernel that reads `inputs` and writes `outputs` to the graph that the encoder builds; `params` is the kernel's one argument.
-void add_kernel(Encoder& encoder, const kernels::cuda::Launch& launch, const void* params, const std::vector<mx::array>& inputs,
-                const std::vector<mx::array>& outputs);
+void add_kernel(Encoder& encoder, const kernels::cuda::Launch& launch, const void* params, size_t params_bytes,
+                const std::vector<mx::array>& inputs, const std::vector<mx::array>& outputs);
+template <class Params>
+void add_kernel(Encoder& encoder, const kernels::cuda::Launch& launch, const Params* params, const std::vector<mx::array>& inputs,
+                const std::vector<mx::array>& outputs) {
+  add_kernel(encoder, launch, params, sizeof(Params), inputs, outputs);
+}
 
 /// Processors of the encoder's device.
 int processors(const Encoder& encoder);

@@ -58,6 +58,7 @@ struct Run {
   mx::Stream stream;
   LinearKind kind;
   const mx::array* residual;
+  bool after_attention = false;  // which leaves memory idle for long enough to send for many weights, and its query unharmed
 };
 
 LinearProblem problem_of(const Run& run, const Group& group, const mx::array& x, const Norm* norm) {
@@ -106,7 +107,7 @@ LinearRowsPlan rows_plan(const LinearProblem& p) {
   const Key key{p.weight.bits, p.weight.group, p.weight.scale_type, p.weight.k, p.weight.strips, p.rows, p.weight.paired};
   const std::lock_guard lock(mutex);
   const auto [at, fresh] = plans.emplace(key, LinearRowsPlan{});
-  if (fresh) at->second = kernels::cuda::linear_rows_plan(p), at->second.early = at->second.stages;
+  if (fresh) at->second = kernels::cuda::linear_rows_plan(p);
   return at->second;
 }
 
@@ -117,7 +118,8 @@ void* workspace(const Run& run, size_t bytes) {
   return reinterpret_cast<char*>(memory.partials) - kernels::cuda::kTicketBytes;
 }
 
-void add(const Run& run, const Launch& launch, const void* params, const Group& group, const mx::array& x, const Norm* norm) {
+template <class Params>
+void add(const Run& run, const Launch& launch, const Params* params, const Group& group, const mx::array& x, const Norm* norm) {
   std::vector<mx::array> inputs, outputs;
   if (!launch.function) throw std::runtime_error("[linear] there is no kernel for the problem that was chosen for it");
   if (!in_chain()) {
@@ -141,7 +143,8 @@ void few_rows(const Run& run, LinearProblem p, const Group& group, const mx::arr
     p.workspace = workspace(run, kernels::cuda::linear_dense_workspace(p));
     return add(run, kernels::cuda::linear_dense(p, dense, &params), &params, group, x, norm);
   }
-  const LinearRowsPlan plan = rows_plan(p);
+  LinearRowsPlan plan = rows_plan(p);
+  if (run.after_attention) plan.early = plan.stages;
   p.workspace = workspace(run, kernels::cuda::linear_rows_workspace(p, plan));
   kernels::cuda::LinearRowsParams params;
   add(run, kernels::cuda::linear_rows(p, &params, plan), &params, group, x, norm);
@@ -240,7 +243,7 @@ void feed_forward(mx::Stream stream, const GpuFeedForwardCall& call, const std::
   mx::Shape inner = residual.shape();
   inner.back() = gate.out();
   std::vector<mx::array> h{temporary(encoder, residual.shape(), residual.dtype())}, gated{temporary(encoder, inner, residual.dtype())};
-  run_linear({encoder, stream, LinearKind::add, &residual}, attended, nullptr, {o}, h);
+  run_linear({encoder, stream, LinearKind::add, &residual, true}, attended, nullptr, {o}, h);
   run_linear({encoder, stream, LinearKind::swiglu, nullptr}, h[0], &norm, {gate, up}, gated);
   run_linear({encoder, stream, LinearKind::add, &h[0]}, gated[0], nullptr, {down}, outputs);
 }

@@ -62,8 +62,12 @@ void embed(mx::Stream stream, const WeightFormat& format, const std::vector<mx::
   allocate(outputs[0]);
   kernels::cuda::EmbedParams p;
   if (format.packed) {
-    p.table = {format.bits, format.group, format.packed->scale_type, format.packed->in,
-               kernels::cuda::linear_strips(format.packed->out, false), format.packed->paired};
+    p.table = {format.bits,
+               format.group,
+               format.packed->scale_type,
+               format.packed->in,
+               kernels::cuda::linear_strips(format.packed->out, false),
+               format.packed->paired};
     p.data = format.packed->data.get(), p.rows = format.packed->out;
   } else {
     p.table = {0, 0, type_of(inputs[1]), inputs[1].shape(1), 0, false};
