@@ -61,9 +61,9 @@ struct LinearWeight {
     int out, in;
     Dtype scale_type;
     std::shared_ptr<const uint8_t> data;
-    bool gpu = false;       // the device's memory
-    bool paired = false;    // gate or up: `data` holds the rows of both
-    size_t gpu_bytes = 0;   // this weight's share
+    bool gpu = false;      // the device's memory
+    bool paired = false;   // gate or up: `data` holds the rows of both
+    size_t gpu_bytes = 0;  // this weight's share
     bool operator==(const Packed&) const = default;
   };
   std::optional<Packed> packed = std::nullopt;

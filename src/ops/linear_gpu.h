@@ -5,7 +5,7 @@
 
 namespace tersor::ops {
 
-/// False where the device is a GPU, the weight is dense and x has more rows than the dense kernels take: MLX's matrix product is fast there.
+/// False where the device is a GPU, the weight is dense and x has more rows than the dense kernels take: MLX's product is fast there.
 bool gpu_takes_rows(const mx::array& x, const LinearWeight& weight);
 
 /// Whether the plug-in has kernels for a variant as LinearWeight::str() writes it.

@@ -1,6 +1,8 @@
 // Kernels that start while the one before them on their stream still runs (programmatic dependent launch). What a kernel does before
 // wait_for_earlier() must neither read what an earlier kernel of the chain writes nor write anything that others see. Every kernel waits,
-// so that what has ended before one of them has ended before all that follow. Launched in any other way, a kernel finds nothing to wait for.
+// so that what has ended before one of them has ended before all that follow. Launched another way, a kernel finds nothing to wait for.
+// Linear kernels let the next one start after they have waited: whatever is two linear layers back has ended for good. Attention relies on
+// that when it sends for a cache's older tiles before it waits: within a chain a linear layer stands between two writes to one cache.
 #pragma once
 
 namespace tersor::kernels::cuda {
@@ -18,7 +20,8 @@ __device__ __forceinline__ void wait_for_earlier() {
 #endif
 }
 
-/// Brings parameters into the constant cache: each first touch takes as long as memory, and one by one they would stand in each other's way.
+/// Brings parameters into the constant cache: each first touch takes as long as memory, and one by one they would delay
+/// each other.
 template <class Params>
 __device__ __forceinline__ void touch_lines(const Params& p) {
   const unsigned* const words = reinterpret_cast<const unsigned*>(&p);

@@ -160,8 +160,7 @@ __device__ __forceinline__ void put_token(uint8_t* codes, int slot, const TileCo
       const codec::BitOfWord to = codec::bit_of_word(kPacking, at.reg, at.byte, bit);
       bits |= (code >> bit & 1u) << to.shift, mask |= 1u << to.shift;
       if (bit + 1 < kBits && codec::bit_of_word(kPacking, at.reg, at.byte, bit + 1).word == to.word) continue;
-      uint32_t* const word =
-          reinterpret_cast<uint32_t*>(codes + at.unit * kWords * 128 + codec::word_offset(kWords, at.lane, to.word));
+      uint32_t* const word = reinterpret_cast<uint32_t*>(codes + at.unit * kWords * 128 + codec::word_offset(kWords, at.lane, to.word));
       atomicAnd(word, ~mask);
       atomicOr(word, bits);
       bits = mask = 0;

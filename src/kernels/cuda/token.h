@@ -8,10 +8,10 @@
 namespace tersor::kernels::cuda {
 
 struct EmbedParams {
-  PackedLinear table;           // bits 0: dense rows [rows, k] of scale_type
-  const void* data = nullptr;   // packed (the strips from first_strip on), or dense
-  const void* ids = nullptr;    // [tokens], 4 or 8 bytes each
-  void* out = nullptr;          // [tokens, k] of out_type
+  PackedLinear table;          // bits 0: dense rows [rows, k] of scale_type
+  const void* data = nullptr;  // packed (the strips from first_strip on), or dense
+  const void* ids = nullptr;   // [tokens], 4 or 8 bytes each
+  void* out = nullptr;         // [tokens, k] of out_type
   int first_strip = 0, rows = 0, tokens = 0, id_bytes = 4;
   Dtype out_type = Dtype::f16;
 };
@@ -19,8 +19,8 @@ struct EmbedParams {
 Launch embed(const EmbedParams& params);
 
 struct ArgmaxParams {
-  const float* logits = nullptr;  // [rows, stride]
-  int* out = nullptr;             // [rows]
+  const float* logits = nullptr;       // [rows, stride]
+  int* out = nullptr;                  // [rows]
   unsigned long long* best = nullptr;  // [rows], zero before the launch and after it
   unsigned* tickets = nullptr;         // [rows], the same
   long long stride = 0;
