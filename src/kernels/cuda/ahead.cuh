@@ -1,8 +1,8 @@
 // Kernels that start while the one before them on their stream still runs (programmatic dependent launch). What a kernel does before
 // wait_for_earlier() must neither read what an earlier kernel of the chain writes nor write anything that others see. Every kernel waits,
 // so that what has ended before one of them has ended before all that follow. Launched another way, a kernel finds nothing to wait for.
-// Linear kernels let the next one start after they have waited: whatever is two linear layers back has ended for good. Attention relies on
-// that when it sends for a cache's older tiles before it waits: within a chain a linear layer stands between two writes to one cache.
+// Appending to a cache and linear kernels let the next one start after they have waited, so that all before them has ended for good when it
+// does. Attention, which follows an append, relies on that: it sends for the cache's older tiles before it waits.
 #pragma once
 
 namespace tersor::kernels::cuda {

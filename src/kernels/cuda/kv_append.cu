@@ -280,12 +280,12 @@ __global__ void __launch_bounds__(kThreads) append_kernel(const __grid_constant_
   __shared__ TileCodes<D> tile;
   __shared__ float scratch[WarpVector<D>::kCore > 1 ? kWarps * D : 1];
   __shared__ float2 angles[D / 2];  // of a single token
-  let_next_start();
   touch_lines(p);
   if (p.turn.pairs && p.tokens == 1)
     for (int i = threadIdx.x; i < p.turn.pairs; i += kThreads) angles[i] = turn_of(p.turn.position, p.turn.inv_freq[i], p.turn.scale);
   __syncthreads();
   wait_for_earlier();
+  let_next_start();  // not before: attention sends for older tiles before it waits, and an earlier append may have written them
   if (static_cast<int>(blockIdx.x) >= p.append_blocks)
     return turn_queries<D>(p, blockIdx.x - p.append_blocks, blockIdx.y % p.heads, blockIdx.y / p.heads, angles);
   int index = 0;
