@@ -70,6 +70,9 @@ class LayerCache {
 
   /// Encodes k, v of L new tokens into the cache, in place. Tokens major [B, L, Hkv * D] or heads major [B, Hkv, L, D].
   void append(const mx::array& k, const mx::array& v);
+  /// The same for k, and q of the same tokens, that are still to be turned (ops::rope) at the positions that the tokens get: returns
+  /// the turned queries. One step where the device has a kernel for both.
+  mx::array append_turned(const ops::QueryKeyValue& rows, const ops::RopeParams& rope, const ops::Choice& rope_choice);
   /// Attention of L query rows, the last L tokens of the cache. q is [B, L, Hq * Dk] or [B, Hq, L, Dk]; the result has
   /// q's dtype and the same arrangement with Dv. With a window, attend to a long chunk once: afterwards only the tokens that new
   /// rows can reach are kept in full precision.

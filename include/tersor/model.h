@@ -76,7 +76,8 @@ struct Inspection {
 };
 Inspection inspect(const std::filesystem::path& path);
 
-/// The model ready to run. Activations are float32 on the CPU.
+/// The model ready to run. Activations are float32 on the CPU; on a GPU they have the type of the weights' scales, f16 or bf16, where all
+/// weights have fast kernels.
 class Transformer {
  public:
   /// Precision holds for linear layers and for attention over the caches it makes; policy forbid and dense weights always compute exactly.
@@ -97,7 +98,12 @@ class Transformer {
   /// Appends the tokens to the cache and returns logits as float32: [L, vocab] or, with last_only, [1, vocab]. Lazy.
   /// Throws Error when a token is outside the vocabulary or the context would be exceeded.
   mx::array forward(std::span<const int32_t> tokens, cache::KvCache& cache, bool last_only = true) const;
-  /// The same in chunks, evaluated; progress is called with the tokens done so far. Returns the last row [1, vocab].
+  /// Whether next_token works: greedy decoding whose token ids stay on the device, so that the host can build the next step meanwhile.
+  bool runs_ahead() const;
+  /// Appends the token (int32 [1], perhaps not evaluated yet) and returns the likeliest of the first `choices` ids after it, int32 [1];
+  /// -1 where logits are not finite. Lazy: evaluate it asynchronously before the next call.
+  mx::array next_token(const mx::array& token, cache::KvCache& cache, int choices) const;
+  /// The same as forward in chunks, evaluated; progress is called with the tokens done so far. Returns the last row [1, vocab].
   mx::array prefill(std::span<const int32_t> tokens, cache::KvCache& cache, int chunk = 512,
                     const std::function<void(int64_t)>& progress = {}) const;
 

@@ -56,13 +56,16 @@ struct LinearWeight {
   int bits = 0, group = 0;        // 0: dense
   std::optional<mx::array> bias;  // [out], added to the product
 
-  /// Set by LinearPacker: numbers, or codes, scales and biases, lie at `data` in the order of the kernels for packed weights, outside
-  /// MLX's memory; `weight` is empty.
+  /// Set by LinearPacker: numbers, or codes, scales and biases, lie at `data` in the order of the kernels for packed weights, the CPU's
+  /// or a GPU's, outside MLX's memory; `weight` is empty.
   struct Packed {
     int out, in;
     Dtype type;     // of numbers, or of affine scales and biases
     bool integers;  // multiplied with activations as integers, of Precision::int16
     std::shared_ptr<const uint8_t> data;
+    bool gpu = false;      // the device's memory
+    bool paired = false;   // gate or up: `data` holds the rows of both
+    size_t gpu_bytes = 0;  // this weight's share
     bool operator==(const Packed&) const = default;
   };
   std::optional<Packed> packed = std::nullopt;
@@ -71,7 +74,7 @@ struct LinearWeight {
   int out_features() const { return packed ? packed->out : weight.shape(0); }
   int in_features() const { return packed ? packed->in : bits ? weight.shape(1) * 32 / bits : weight.shape(1); }
   size_t nbytes() const;  // of everything it holds
-  /// "affine:4,group=32", "mxfp4" or "f16"; when packed with ",int16" or ",packed" behind it, the latter multiplied as floats.
+  /// "affine:4,group=32", "mxfp4" or "f16"; when packed with ",int16", ",packed" (multiplied as floats) or ",gpu" behind it.
   std::string str() const;
 };
 
@@ -86,6 +89,13 @@ class LinearPacker {
   /// Evaluates the weight's arrays and returns its packed form; the caller lets go of the old one. Throws std::invalid_argument when
   /// the weight is not what LinearWeight describes or is packed already.
   LinearWeight pack(const LinearWeight& weight);
+
+  /// Whether there are GPU kernels for packed weights; the type that activations then have. Weights of other kinds stay as they are.
+  static bool applies_on_gpu(Policy policy);
+  static bool takes_on_gpu(const LinearWeight& weight, mx::Dtype x);
+  /// Replaces weights that run together (q, k and v; a gate and its up-projection: `paired`) by their packed forms in the device's
+  /// memory. Scales of another type than x's are kept as float32.
+  static void pack_on_gpu(std::span<LinearWeight* const> weights, bool paired, mx::Dtype x);
 
  private:
   Precision precision_;
@@ -104,14 +114,22 @@ struct RmsNorm {
 /// (q, k, v in one node). Results have x's dtype (f32, f16 or bf16).
 std::vector<mx::array> linear(const mx::array& x, std::span<const LinearWeight> weights, const Choice& choice,
                               const std::optional<RmsNorm>& norm = {}, mx::StreamOrDevice s = {});
+/// The same of one weight as float32 [rows, out], whatever x's type.
+mx::array logits(const mx::array& x, const LinearWeight& weight, const Choice& choice, const RmsNorm& norm, mx::StreamOrDevice s = {});
 /// residual + x W^T (+ bias)
 mx::array linear_add(const mx::array& x, const LinearWeight& weight, const mx::array& residual, const Choice& choice,
                      mx::StreamOrDevice s = {});
 /// activation(x gate^T) * (x up^T), x normed first if asked for
 mx::array linear_gated(const mx::array& x, const LinearWeight& gate, const LinearWeight& up, Activation activation, const Choice& choice,
                        const std::optional<RmsNorm>& norm = {}, mx::StreamOrDevice s = {});
-/// Rows of the weight for integer ids [...]: result [..., in] in `dtype`. Ids outside the table throw at evaluation.
+/// Rows of the weight for integer ids [...]: result [..., in] in `dtype`. Ids outside the table throw at evaluation; from a GPU's kernel,
+/// which the host does not wait for, they come back as NaN.
 mx::array embed(const mx::array& ids, const LinearWeight& weight, mx::Dtype dtype, mx::StreamOrDevice s = {});
+
+/// The likeliest id of each row of logits [rows, vocab] among the first `count`: int32 [rows], which embed takes without the host's
+/// having seen it. -1 where a logit is NaN or infinite. GPU kernels only (see has_argmax).
+mx::array argmax(const mx::array& logits, int count, mx::StreamOrDevice s = {});
+bool has_argmax();
 
 /// x / sqrt(mean(x^2) + eps) * weight over the last axis, accumulated in float.
 mx::array rms_norm(const mx::array& x, const mx::array& weight, float eps, const Choice& choice, mx::StreamOrDevice s = {});

@@ -1,3 +1,4 @@
+#include <mlx/device.h>
 #include <mlx/transforms.h>
 
 #include <algorithm>
@@ -79,6 +80,8 @@ void KvCache::eval() const {
 
 mx::array KvCache::fuse(const mx::array& result, const mx::array& ids, uint64_t model) {
   settle();
+  const auto fast = [](const LayerCache& layer) { return layer.state().append_choice.fast && layer.state().attend_choice.fast; };
+  if (mx::default_device() == mx::Device::gpu && !std::all_of(layers_.begin(), layers_.end(), fast)) return result;
   std::vector<mx::array> pending{result};
   std::vector<mx::array*> places;
   for (LayerCache& layer : layers_) {

@@ -91,6 +91,21 @@ void full_writes(State& s, int64_t count, std::vector<ops::KvWrite>& writes) {
   writes.push_back({&*s.recent, 0, count, s.tokens - s.recent->first});
 }
 
+// Room for new tokens, and where they go.
+std::vector<ops::KvWrite> writes_of(State& s, int64_t tokens) {
+  make_room(s, tokens);
+  std::vector<ops::KvWrite> writes;
+  body_writes(s, tokens, writes);
+  full_writes(s, tokens, writes);
+  return writes;
+}
+
+void note_written(State& s, const std::vector<ops::KvWrite>& writes, int64_t tokens) {
+  s.ticket.reset();
+  for (const ops::KvWrite& write : writes) write.slab->count = write.at + write.count;
+  s.tokens += tokens;
+}
+
 }  // namespace
 
 LayerCache::LayerCache() = default;
@@ -124,14 +139,24 @@ void LayerCache::append(const mx::array& k, const mx::array& v) {
   State& s = *state_;
   const auto shape = ops::RowShape::of(k, s.shape.kv_heads, s.shape.key_dim, "LayerCache::append", "k");
   if (shape.tokens == 0) return;
-  make_room(s, shape.tokens);
-  std::vector<ops::KvWrite> writes;
-  body_writes(s, shape.tokens, writes);
-  full_writes(s, shape.tokens, writes);
+  const auto writes = writes_of(s, shape.tokens);
   ops::kv_append(writes, k, v, s.ticket, s.append_choice);
-  s.ticket.reset();
-  for (const ops::KvWrite& write : writes) write.slab->count = write.at + write.count;
-  s.tokens += shape.tokens;
+  note_written(s, writes, shape.tokens);
+}
+
+mx::array LayerCache::append_turned(const ops::QueryKeyValue& rows, const ops::RopeParams& rope, const ops::Choice& rope_choice) {
+  State& s = *state_;
+  const auto shape = ops::RowShape::of(rows.k, s.shape.kv_heads, s.shape.key_dim, "LayerCache::append_turned", "k");
+  if (shape.tokens == 0) return rows.q;
+  if (!s.append_choice.fast || mx::default_device() != mx::Device::gpu) {
+    const auto turned = ops::rope(rows.q, rows.k, rope, s.tokens, rope_choice);
+    append(turned.k, rows.v);
+    return turned.q;
+  }
+  const auto writes = writes_of(s, shape.tokens);
+  mx::array q = ops::kv_append_turned(writes, {rows.q, rope, s.tokens}, rows.k, rows.v, s.ticket);
+  note_written(s, writes, shape.tokens);
+  return q;
 }
 
 mx::array LayerCache::attend(const mx::array& q, const AttendOptions& options) {

@@ -108,6 +108,7 @@ class Arm {
   static int32_t argmax(const mx::array& logits) { return static_cast<int32_t>(mx::argmax(logits).item<uint32_t>()); }
 
   void decode(bool check) {
+    if (model_.runs_ahead() && !check) return decode_ahead();
     int32_t token = last_;
     for (int i = 0; i < steps_; ++i) {
       throw_if_interrupted();
@@ -117,6 +118,20 @@ class Arm {
         throw Error("the logits of a step behind " + std::to_string(depth_) + " tokens in a cache " + kv_name(result_.spec) +
                     " are not finite: nothing was measured");
     }
+    cache_.eval();
+  }
+
+  // The host waits for a token when the step after it is on its way.
+  void decode_ahead() {
+    mx::array token = mx::array({last_}, {1}, mx::int32);
+    for (int i = 0; i < steps_; ++i) {
+      throw_if_interrupted();
+      const mx::array next = model_.next_token(token, cache_, model_.config().vocab);
+      mx::async_eval(next);
+      if (i > 0) token.item<int32_t>();
+      token = next;
+    }
+    token.item<int32_t>();
     cache_.eval();
   }
 

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <stdexcept>
 #include <string>
 
 #include "model/stop_scanner.h"
@@ -87,6 +88,45 @@ std::string decode(const Transformer& model, cache::KvCache& cache, mx::array lo
   }
 }
 
+// Whether tokens can be picked on the device.
+bool picks_on_device(const Transformer& model, const Sampling& sampling) {
+  return model.runs_ahead() && sampling.temperature == 0 && sampling.repetition_penalty == 1;
+}
+
+// Waits for a token that a device has picked.
+int32_t picked(const mx::array& token) {
+  const int32_t id = mx::array(token).item<int32_t>();
+  if (id < 0) throw Error("the logits of a token are not finite numbers: the weights are damaged or overflow");
+  return id;
+}
+
+// decode() for greedy sampling on a device: the step after a token is on its way before the host reads the token.
+std::string decode_ahead(const Transformer& model, cache::KvCache& cache, mx::array token, const GenerateOptions& options, Reply& reply,
+                         Generation& result) {
+  const auto& ends = model.tokenizer().data().end_tokens;
+  const int choices = std::min(model.config().vocab, model.tokenizer().size());
+  Clock::time_point first;
+  for (;;) {
+    const bool room = cache.tokens() < model.config().context;
+    const mx::array next = room ? model.next_token(token, cache, choices) : token;
+    mx::async_eval(next);
+    const int32_t id = picked(token);
+    if (!options.ignore_end && std::find(ends.begin(), ends.end(), id) != ends.end()) {
+      if (room && cache.trim(1) != 1) throw std::logic_error("a cache cannot take back its last token");
+      return "end";
+    }
+    result.tokens.push_back(id);
+    if (result.tokens.size() == 1) first = Clock::now();
+    result.decode_seconds = seconds_between(first, Clock::now());
+    const bool stopped = reply.push(id);
+    if (stopped) return "stop";
+    if (!room) return "context";
+    if (static_cast<int>(result.tokens.size()) >= options.max_tokens) return "length";
+    if (options.stop_requested && options.stop_requested()) return "interrupted";
+    token = next;
+  }
+}
+
 }  // namespace
 
 double Generation::prefill_tok_s() const { return prefill_seconds > 0 ? static_cast<double>(prompt_tokens) / prefill_seconds : 0; }
@@ -105,7 +145,13 @@ Generation generate(const Transformer& model, cache::KvCache& cache, std::span<c
   const auto begin = Clock::now();
   const mx::array logits = run_prompt(model, cache, prompt, options);
   result.prefill_seconds = seconds_between(begin, Clock::now());
-  result.stop_reason = decode(model, cache, logits, {prompt.begin(), prompt.end()}, options, reply, result);
+  if (picks_on_device(model, options.sampling)) {
+    const mx::array first = ops::argmax(logits, std::min(model.config().vocab, model.tokenizer().size()));
+    mx::async_eval(first);
+    result.stop_reason = decode_ahead(model, cache, first, options, reply, result);
+  } else {
+    result.stop_reason = decode(model, cache, logits, {prompt.begin(), prompt.end()}, options, reply, result);
+  }
   result.text = reply.finish();
   return result;
 }

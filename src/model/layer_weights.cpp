@@ -88,7 +88,24 @@ LayerWeights take_layer(Taker& take, const Config& c, int index) {
 // The same numbers as `type`, in memory that an operation of the device has allocated.
 mx::array computed(const mx::array& a, mx::Dtype type) {
   if (a.dtype() != type) return mx::astype(a, type);
-  return mx::issubdtype(type, mx::integer) ? mx::bitwise_or(a, mx::array(0, type)) : mx::multiply(a, mx::array(1.0f));
+  return mx::issubdtype(type, mx::integer) ? mx::bitwise_or(a, mx::array(0, type)) : mx::multiply(a, mx::array(1.0f, type));
+}
+
+void pack_on_gpu(Weights& weights, mx::Dtype activations) {
+  const auto pack = [&](std::initializer_list<ops::LinearWeight*> together, bool paired) {
+    std::vector<ops::LinearWeight*> quantised;
+    for (auto* w : together)
+      if (w->bits) quantised.push_back(w);
+    if (!quantised.empty()) ops::LinearPacker::pack_on_gpu(quantised, paired, activations);
+  };
+  for (auto& layer : weights.layers) {
+    pack({&layer.qkv[0], &layer.qkv[1], &layer.qkv[2]}, false);
+    pack({&layer.o}, false);
+    pack({&layer.gate, &layer.up}, true);
+    pack({&layer.down}, false);
+  }
+  if (weights.own_head) pack({&*weights.own_head}, false);
+  pack({&weights.embedding}, false);
 }
 
 }  // namespace
@@ -127,7 +144,20 @@ uint64_t Weights::bytes() const {
   return sum;
 }
 
-void move_to_gpu(Weights& weights) {
+mx::Dtype gpu_activations(Weights& weights, Activation activation, ops::Policy policy) {
+  if (!ops::LinearPacker::applies_on_gpu(policy) || activation != Activation::silu) return mx::float32;
+  const auto all = weights.linears();
+  const mx::Dtype type = all[0]->bits ? all[0]->scales->dtype() : all[0]->weight.dtype();
+  if (type != mx::float16 && type != mx::bfloat16) return mx::float32;
+  for (const auto* w : all)
+    if (w->bits ? !ops::LinearPacker::takes_on_gpu(*w, type) : w->weight.dtype() == mx::float32 || w->in_features() % 16)
+      return mx::float32;
+  for (const auto& layer : weights.layers)
+    if (layer.gate.bits != layer.up.bits || layer.gate.group != layer.up.group) return mx::float32;
+  return type;
+}
+
+void move_to_gpu(Weights& weights, mx::Dtype activations) {
   std::vector<mx::array*> vectors{&weights.norm};
   for (auto& layer : weights.layers) {
     vectors.insert(vectors.end(), {&layer.input_norm, &layer.post_norm});
@@ -135,11 +165,14 @@ void move_to_gpu(Weights& weights) {
       if (*norm) vectors.push_back(&**norm);
   }
   for (auto* vector : vectors) mx::eval(*vector = computed(*vector, mx::float32));
+  const bool packs = activations != mx::float32;
   for (auto* w : weights.linears()) {
-    mx::eval(w->weight = computed(w->weight, w->bits ? mx::uint32 : mx::float32));
-    for (auto* part : {&w->scales, &w->biases, &w->bias})
-      if (*part) mx::eval(part->emplace(computed(**part, (*part)->dtype() == mx::uint8 ? mx::uint8 : mx::float32)));
+    if (w->bias) mx::eval(w->bias.emplace(computed(*w->bias, activations)));
+    if (!w->bits || !packs) mx::eval(w->weight = computed(w->weight, w->bits ? mx::uint32 : activations));
+    for (auto* part : {&w->scales, &w->biases})
+      if (*part && !packs) mx::eval(part->emplace(computed(**part, (*part)->dtype() == mx::uint8 ? mx::uint8 : mx::float32)));
   }
+  if (packs) pack_on_gpu(weights, activations);
 }
 
 void pack_weights(Weights& weights, ops::Precision precision) {

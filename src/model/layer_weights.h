@@ -30,9 +30,12 @@ struct Weights {
 
 /// Moves the weights out of `data` and evaluates them. Throws Error naming the tensor that is missing or does not fit the configuration.
 Weights take_weights(ModelData& data);
-/// On a GPU: weights lie where the device allocates, scales, biases and dense matrices in float32 as activations are, so that no step
-/// converts them again.
-void move_to_gpu(Weights& weights);
+/// The type of activations on a GPU: that of the scales, or of dense weights, where every weight and the model's activation function have
+/// kernels for it; else float32.
+mx::Dtype gpu_activations(Weights& weights, Activation activation, ops::Policy policy);
+/// On a GPU: weights lie where the device allocates, so that no step moves them again. Of float32 activations: scales, biases and dense
+/// matrices in float32; else quantised weights are packed, those that run together in one piece, each original going as its copy is made.
+void move_to_gpu(Weights& weights, mx::Dtype activations);
 /// Packs every weight for this precision that loading has not packed already; each original is released as soon as its copy is made.
 void pack_weights(Weights& weights, ops::Precision precision);
 

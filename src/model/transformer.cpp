@@ -49,7 +49,9 @@ struct Transformer::Impl {
   std::vector<ops::RopeParams> rope;  // by layer
   std::vector<ops::Choice> chosen;    // each distinct one once
   ops::Choice rope_choice;
-  bool fusable = false;       // all runs on the CPU by kernels of ours
+  bool fusable = false;  // all runs by kernels of ours
+  bool gpu = mx::default_device() == mx::Device::gpu;
+  mx::Dtype activations = mx::float32;
   ops::Choice linear_choice;  // holds for all weights: not fast unless every one is
 
   Impl(ModelData data, ops::Policy p, ops::Precision precision_class);
@@ -59,6 +61,7 @@ struct Transformer::Impl {
   void check(std::span<const int32_t> tokens, const cache::KvCache& cache) const;
   ops::RmsNorm norm_of(const mx::array& weight) const { return {weight, config.norm_eps}; }
   mx::array block(int index, mx::array x, cache::LayerCache& cache, int64_t position, bool last_only) const;
+  mx::array run(const mx::array& ids, cache::KvCache& cache, bool last_only) const;
 };
 
 Transformer::Impl::Impl(ModelData data, ops::Policy p, ops::Precision precision_class)
@@ -68,8 +71,8 @@ Transformer::Impl::Impl(ModelData data, ops::Policy p, ops::Precision precision_
       identity(data.identity),
       tokenizer(data.format == kRandomFormat ? std::nullopt : std::optional(take_tokenizer(data))),
       weights(take_weights(data)) {
-  if (mx::default_device() == mx::Device::gpu)
-    move_to_gpu(weights);
+  if (gpu)
+    activations = gpu_activations(weights, config.activation, policy), move_to_gpu(weights, activations);
   else if (ops::LinearPacker::applies(policy))
     pack_weights(weights, precision);
   const auto frequencies = rope_inverse_frequencies(config);
@@ -80,7 +83,7 @@ Transformer::Impl::Impl(ModelData data, ops::Policy p, ops::Precision precision_
 
 void Transformer::Impl::choose_kernels() {
   const auto add = [&](std::string_view op, std::string_view variant, int head_dim) {
-    chosen.push_back(ops::choose(op, variant, mx::float32, head_dim, policy));
+    chosen.push_back(ops::choose(op, variant, activations, head_dim, policy));
     return chosen.back();
   };
   std::set<std::string> seen;
@@ -94,7 +97,7 @@ void Transformer::Impl::choose_kernels() {
     for (const auto* weight : {&layer.o, &layer.gate, &layer.up, &layer.down}) add_linear(*weight);
   }
   add_linear(weights.head());
-  fusable = linear_choice.fast && mx::default_device() == mx::Device::cpu;
+  fusable = linear_choice.fast;
   rope_choice = add("rope", config.qk_norm ? "qk_norm" : "", config.head_dim);
 }
 
@@ -115,9 +118,17 @@ void Transformer::Impl::check(std::span<const int32_t> tokens, const cache::KvCa
 // One layer. With last_only the result is the last row alone: earlier rows then only matter as keys and values.
 mx::array Transformer::Impl::block(int index, mx::array x, cache::LayerCache& cache, int64_t position, bool last_only) const {
   const LayerWeights& layer = weights.layers[static_cast<size_t>(index)];
-  const auto [q, k, v] = ops::project_qkv(x, norm_of(layer.input_norm), layer.qkv, rope[static_cast<size_t>(index)], position, last_only,
-                                          linear_choice, rope_choice);
-  cache.append(k, v);
+  const ops::RopeParams& turn = rope[static_cast<size_t>(index)];
+  mx::array q = x;
+  if (gpu) {  // where queries and keys are turned on their way into the cache
+    const auto qkv = ops::linear(x, layer.qkv, linear_choice, norm_of(layer.input_norm));
+    q = cache.append_turned({qkv[0], qkv[1], qkv[2]}, turn, rope_choice);
+    if (last_only) q = last_row(q);
+  } else {
+    auto qkv = ops::project_qkv(x, norm_of(layer.input_norm), layer.qkv, turn, position, last_only, linear_choice, rope_choice);
+    cache.append(qkv.k, qkv.v);
+    q = std::move(qkv.q);
+  }
   if (last_only) x = last_row(x);
   cache::AttendOptions options;
   options.sliding_window = config.sliding_window;
@@ -152,22 +163,39 @@ cache::KvCache Transformer::make_cache(const cache::KvSpec& spec, Dtype full_dty
   return cache::KvCache(spec, impl_->config.layers, impl_->cache_shape(), full_dtype, impl_->policy, impl_->precision);
 }
 
+// Logits [rows, vocab] of ids [L], whatever device they are on; not fused yet.
+mx::array Transformer::Impl::run(const mx::array& ids, cache::KvCache& cache, bool last_only) const {
+  const int length = ids.shape(0);
+  const int64_t position = cache.tokens();
+  mx::array x = ops::embed(mx::reshape(ids, {1, length}), weights.embedding, activations);
+  for (int i = 0; i < config.layers; ++i) x = block(i, x, cache.layer(i), position, last_only && i + 1 == config.layers);
+  for (int i = 0; i < config.layers; ++i)
+    if (cache.layer(i).tokens() != position + length)
+      throw Error("layer " + std::to_string(i) + " did not use its KV cache: it holds " + std::to_string(cache.layer(i).tokens()) +
+                  " tokens instead of " + std::to_string(position + length) + "; trim all layers alike or start a new cache");
+  return ops::logits(x, weights.head(), linear_choice, norm_of(weights.norm));
+}
+
 mx::array Transformer::forward(std::span<const int32_t> tokens, cache::KvCache& cache, bool last_only) const {
   const Impl& m = *impl_;
   m.check(tokens, cache);
   const int length = static_cast<int>(tokens.size());
-  const int64_t position = cache.tokens();
-  const mx::array ids(tokens.begin(), {1, length}, mx::int64);  // checked without waiting for a device
+  const mx::array ids(tokens.begin(), {length}, mx::int64);  // checked without waiting for a device
   if (auto again = m.fusable ? cache.repeat(ids, m.number) : std::nullopt) return *again;
-  mx::array x = ops::embed(ids, m.weights.embedding, mx::float32);
-  for (int i = 0; i < m.config.layers; ++i) x = m.block(i, x, cache.layer(i), position, last_only && i + 1 == m.config.layers);
-  for (int i = 0; i < m.config.layers; ++i)
-    if (cache.layer(i).tokens() != position + length)
-      throw Error("layer " + std::to_string(i) + " did not use its KV cache: it holds " + std::to_string(cache.layer(i).tokens()) +
-                  " tokens instead of " + std::to_string(position + length) + "; trim all layers alike or start a new cache");
-  const auto logits = ops::linear(x, {&m.weights.head(), 1}, m.linear_choice, m.norm_of(m.weights.norm));
-  const auto rows = mx::reshape(logits.front(), {x.shape(1), m.config.vocab});
+  const mx::array rows = m.run(ids, cache, last_only);
   return length <= kFusedRows && m.fusable ? cache.fuse(rows, ids, m.number) : rows;
+}
+
+bool Transformer::runs_ahead() const { return impl_->fusable && impl_->gpu && ops::has_argmax(); }
+
+mx::array Transformer::next_token(const mx::array& token, cache::KvCache& cache, int choices) const {
+  const Impl& m = *impl_;
+  if (!runs_ahead()) throw Error("next_token needs a GPU with fast kernels for the model's weights: pick from the logits of forward");
+  if (token.size() != 1 || cache.tokens() >= m.config.context || cache.layers() != m.config.layers)
+    throw Error("next_token takes one token, room for it in the context of " + std::to_string(m.config.context) +
+                ", and this model's cache");
+  const mx::array id = mx::reshape(token, {1});
+  return cache.fuse(ops::argmax(m.run(id, cache, true), choices), id, m.number);
 }
 
 mx::array Transformer::prefill(std::span<const int32_t> tokens, cache::KvCache& cache, int chunk,

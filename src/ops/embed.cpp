@@ -1,5 +1,6 @@
 #include <mlx/allocator.h>
 #include <mlx/backend/cpu/encoder.h>
+#include <mlx/device.h>
 #include <mlx/ops.h>
 #include <mlx/primitives.h>
 
@@ -8,6 +9,7 @@
 #include "base/thread_pool.h"
 #include "kernels/cpu/dequantize.h"
 #include "kernels/cpu/float_convert.h"
+#include "ops/gpu_plugin.h"
 #include "ops/node.h"
 #include "ops/composed.h"
 #include "ops/contiguous.h"
@@ -58,8 +60,8 @@ class Embed : public Node {
       gather_rows(table, ids, count, type, to);
     });
   }
-  void eval_gpu(const std::vector<mx::array>&, std::vector<mx::array>&) override {
-    throw std::runtime_error("[embed] the CPU kernel was asked to run on a GPU stream");
+  void eval_gpu(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs) override {
+    require_gpu_plugin("embed").embed(stream(), format_, inputs, outputs);
   }
   const char* name() const override { return "TersorEmbed"; }
   bool is_equivalent(const mx::Primitive& other) const override { return format_ == static_cast<const Embed&>(other).format_; }
@@ -77,9 +79,11 @@ mx::array embed(const mx::array& ids, const LinearWeight& weight, mx::Dtype dtyp
   mx::Shape shape = ids.shape();
   shape.push_back(weight.in_features());
   if (!ids.size()) return mx::zeros(shape, dtype, s);
-  const mx::array wide = mx::astype(ids, mx::int64, s);
+  // A GPU's kernel takes ids as argmax gives them.
+  const bool whole = mx::default_device() == mx::Device::gpu && ids.dtype() == mx::int32;
+  const mx::array wide = whole ? ids : mx::astype(ids, mx::int64, s);
   const Choice choice = choose("embed", weight.str(), dtype, 0, Policy::automatic);
-  if (!choice.fast) return composed::embed(wide, weight, dtype, s);
+  if (!choice.fast) return composed::embed(mx::astype(wide, mx::int64, s), weight, dtype, s);
   LinearWeight table = weight;
   table.bias.reset();
   std::vector<mx::array> inputs{wide};

@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "ops/contiguous.h"
+#include "ops/gpu_plugin.h"
 #include "ops/node.h"
 
 namespace tersor::ops {
@@ -83,8 +84,8 @@ class After : public Node {
   void eval_cpu(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs) override {
     outputs[0].copy_shared_buffer(inputs[0]);
   }
-  void eval_gpu(const std::vector<mx::array>&, std::vector<mx::array>&) override {
-    throw std::runtime_error("[fuse] a node of a CPU stream was asked to run on a GPU stream");
+  void eval_gpu(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs) override {
+    outputs[0].copy_shared_buffer(inputs[0]);
   }
   const char* name() const override { return "TersorAfter"; }
   int memory_of(int) const override { return 0; }
@@ -125,6 +126,29 @@ void evaluate(mx::array& node, std::vector<Work>* work) {
   node.primitive().eval_cpu(node.inputs(), outputs);
 }
 
+// A chain of GPU kernels that ends with the scope.
+class GpuChain {
+ public:
+  GpuChain(const GpuPlugin& plugin, mx::Stream stream, const std::vector<std::uintptr_t>& kept) : plugin_(plugin), stream_(stream) {
+    plugin_.chain_begin(stream_, kept);
+  }
+  ~GpuChain() {
+    if (!finished_) plugin_.chain_end(stream_, false);
+  }
+  GpuChain(const GpuChain&) = delete;
+  GpuChain& operator=(const GpuChain&) = delete;
+  void finish(const std::vector<mx::array>& nodes) {
+    plugin_.chain_keep(stream_, nodes);
+    finished_ = true;
+    plugin_.chain_end(stream_, true);
+  }
+
+ private:
+  const GpuPlugin& plugin_;
+  mx::Stream stream_;
+  bool finished_ = false;
+};
+
 // Inputs: the tape's. Outputs: a ticket, and the results, sharing memory with the arrays of the tape.
 class FusedNode : public Whole {
  public:
@@ -149,6 +173,22 @@ class FusedNode : public Whole {
     r.evaluated = true;
     recording_.reset();
   }
+  // On a GPU the kernels of the whole step follow one another on the stream as one chain.
+  void eval_gpu(const std::vector<mx::array>&, std::vector<mx::array>& outputs) override {
+    const GpuPlugin& plugin = require_gpu_plugin("fuse");
+    Recording& r = *recording_;
+    GpuChain chain(plugin, stream(), kept());
+    for (mx::array& node : r.nodes) {
+      auto node_outputs = node.outputs();
+      if (!dynamic_cast<const Node*>(&node.primitive())) plugin.chain_other(stream());
+      node.primitive().eval_gpu(node.inputs(), node_outputs);
+    }
+    outputs[0].set_data(mx::allocator::malloc(outputs[0].nbytes()));
+    for (size_t i = 0; i < r.results.size(); ++i) outputs[1 + i].copy_shared_buffer(r.results[i]);
+    chain.finish(r.nodes);
+    r.nodes.clear(), r.results.clear();
+    recording_.reset();
+  }
   const char* name() const override { return "TersorFused"; }
 
  private:
@@ -158,6 +198,19 @@ class FusedNode : public Whole {
     const auto part = std::make_shared<const std::vector<Work>>(std::exchange(work, {}));
     recording_->parts.push_back(part);
     encoder.dispatch([recording = recording_, part] { run(*part, {}); });
+  }
+
+  // The results, and what views of MLX's that are results are views of.
+  std::vector<std::uintptr_t> kept() const {
+    std::vector<std::uintptr_t> ids;
+    for (mx::array a : recording_->results)
+      for (;;) {
+        ids.push_back(a.id());
+        if (!a.has_primitive() || a.status() != mx::array::unscheduled || dynamic_cast<const Node*>(&a.primitive())) break;
+        if (a.inputs().empty()) break;
+        a = mx::array(a.inputs()[0]);
+      }
+    return ids;
   }
 
   std::shared_ptr<Recording> recording_;

@@ -8,6 +8,8 @@
 
 #include "kernels/cpu/simd_target.h"
 #include "ops/gpu_plugin.h"
+#include "ops/kv_rows.h"
+#include "ops/linear_gpu.h"
 #include "tersor/ops.h"
 
 namespace tersor::ops {
@@ -70,8 +72,6 @@ std::string short_name(mx::Dtype dtype) {
   return text.str();
 }
 
-Dtype dtype_of_mlx(mx::Dtype dtype) { return dtype == mx::float16 ? Dtype::f16 : dtype == mx::bfloat16 ? Dtype::bf16 : Dtype::f32; }
-
 std::string problem_of(std::string_view variant, mx::Dtype dtype, int head_dim) {
   std::string text(variant);
   if (!text.empty()) text += ' ';
@@ -100,6 +100,16 @@ void look_up(Choice& choice, std::string_view variant, mx::Dtype dtype, int head
   choice.reason = "no CPU kernel for " + choice.op + " of " + choice.problem;
 }
 
+// Ops besides those of the caches, whose GPU kernels take 16-bit activations.
+bool gpu_has(const std::string& op, std::string_view variant, mx::Dtype dtype, int head_dim) {
+  if (dtype != mx::float16 && dtype != mx::bfloat16) return false;
+  constexpr int kMostHead = 512;
+  if (op == "linear") return gpu_linear_supports(variant, dtype_of_mlx(dtype));
+  if (op == "embed") return matches("f32|f16|bf16", std::string(variant)) || gpu_linear_supports(variant, dtype_of_mlx(dtype));
+  if (op == "rope") return head_dim % 2 == 0 && head_dim <= kMostHead;
+  return op == "rms_norm";
+}
+
 // The same for MLX's GPU backend, whose kernels come in a plug-in.
 void look_up_gpu(Choice& choice, std::string_view variant, mx::Dtype dtype, int head_dim, int value_dim) {
   const GpuPlugin* plugin = gpu_plugin();
@@ -108,6 +118,7 @@ void look_up_gpu(Choice& choice, std::string_view variant, mx::Dtype dtype, int 
     return;
   }
   const bool floating = dtype == mx::float32 || dtype == mx::float16 || dtype == mx::bfloat16;
+  choice.fast = gpu_has(choice.op, variant, dtype, head_dim);
   if (floating && (value_dim == 0 || value_dim == head_dim) && (choice.op == "kv_append" || choice.op == "kv_attend")) {
     const size_t slash = std::min(variant.find('/'), variant.size());
     const auto keys = codec::Spec::parse(variant.substr(0, slash));

@@ -65,6 +65,16 @@ struct KvWrite {
 void kv_append(std::span<const KvWrite> writes, const mx::array& k, const mx::array& v, const std::optional<mx::array>& after,
                const Choice& choice, mx::StreamOrDevice s = {});
 
+/// The same, after queries and keys have been turned at positions position, position + 1, ...; returns the turned queries. GPU kernels
+/// only: one launch.
+struct KvTurning {
+  const mx::array& q;
+  const RopeParams& rope;
+  int64_t position;
+};
+mx::array kv_append_turned(std::span<const KvWrite> writes, const KvTurning& turn, const mx::array& k, const mx::array& v,
+                           const std::optional<mx::array>& after, mx::StreamOrDevice s = {});
+
 /// Drops a slab's first tokens, whole blocks, in place: the others move to its start once `after` is there. CPU only.
 void kv_slide(KvSlab& slab, int64_t tokens, const std::optional<mx::array>& after, mx::StreamOrDevice s = {});
 

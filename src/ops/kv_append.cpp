@@ -64,7 +64,7 @@ class KvAppend : public Node {
     require_gpu_plugin("kv_append").kv_append(stream(), call_, inputs, outputs);
   }
   const char* name() const override { return "TersorKvAppend"; }
-  int memory_of(int output) const override { return 2 + output; }
+  int memory_of(int output) const override { return output < static_cast<int>(call_.targets.size()) ? 2 + output : -1; }
 
  private:
   KvAppendCall call_;
@@ -80,6 +80,38 @@ void check_writes(std::span<const KvWrite> writes, int64_t tokens) {
     for (size_t j = 0; j < i; ++j)
       if (writes[j].slab == write.slab) throw std::invalid_argument("[kv_append] two writes to one slab; merge them or append twice");
   }
+}
+
+KvAppendCall checked_call(std::span<const KvWrite> writes, const mx::array& k, const mx::array& v) {
+  const KvFormat& format = *writes[0].slab->format;
+  const RowShape keys = RowShape::of(k, format.heads, format.keys.dim, "kv_append", "k");
+  const RowShape values = RowShape::of(v, format.heads, format.values.dim, "kv_append", "v");
+  if (keys.batch != format.batch || values.batch != format.batch || keys.tokens != values.tokens)
+    throw std::invalid_argument("[kv_append] k and v must have the cache's batch size " + std::to_string(format.batch) +
+                                " and equally many tokens");
+  dtype_of(k, "kv_append"), dtype_of(v, "kv_append");
+  check_writes(writes, keys.tokens);
+  KvAppendCall call{{}, keys, values};
+  for (const KvWrite& write : writes)
+    call.targets.push_back({write.slab->format, write.slab->capacity, write.begin, write.count, write.at});
+  return call;
+}
+
+// Puts the node's outputs in the place of the slabs' arrays; returns its last output.
+mx::array add_node(std::span<const KvWrite> writes, const KvAppendCall& call, std::vector<mx::array> inputs,
+                   const std::vector<mx::array>& turned, const std::optional<mx::array>& after, mx::StreamOrDevice s) {
+  std::vector<mx::Shape> shapes;
+  for (const KvWrite& write : writes) {
+    inputs.push_back(write.slab->data);
+    shapes.push_back(write.slab->data.shape());
+  }
+  std::vector<mx::Dtype> dtypes(writes.size(), mx::uint8);
+  inputs.insert(inputs.end(), turned.begin(), turned.end());
+  if (call.turn) shapes.push_back(turned[0].shape()), dtypes.push_back(turned[0].dtype());
+  if (after) inputs.push_back(*after);
+  auto outputs = mx::array::make_arrays(std::move(shapes), dtypes, std::make_shared<KvAppend>(mx::to_stream(s), call), inputs);
+  for (size_t i = 0; i < writes.size(); ++i) writes[i].slab->data = outputs[i];
+  return outputs.back();
 }
 
 }  // namespace
@@ -98,31 +130,30 @@ KvSlab KvSlab::make(std::shared_ptr<const KvFormat> format, int64_t capacity, in
 void kv_append(std::span<const KvWrite> writes, const mx::array& k, const mx::array& v, const std::optional<mx::array>& after,
                const Choice& choice, mx::StreamOrDevice s) {
   if (writes.empty()) return;
-  const KvFormat& format = *writes[0].slab->format;
-  const RowShape keys = RowShape::of(k, format.heads, format.keys.dim, "kv_append", "k");
-  const RowShape values = RowShape::of(v, format.heads, format.values.dim, "kv_append", "v");
-  if (keys.batch != format.batch || values.batch != format.batch || keys.tokens != values.tokens)
-    throw std::invalid_argument("[kv_append] k and v must have the cache's batch size " + std::to_string(format.batch) +
-                                " and equally many tokens");
-  dtype_of(k, "kv_append"), dtype_of(v, "kv_append");
-  check_writes(writes, keys.tokens);
-  if (!choice.fast) {
-    kv_append_composed(writes, k, v, s);
-    return;
-  }
-  std::vector<mx::array> inputs{k, v};
-  std::vector<mx::Shape> shapes;
-  std::vector<KvTarget> targets;
-  for (const KvWrite& write : writes) {
-    inputs.push_back(write.slab->data);
-    shapes.push_back(write.slab->data.shape());
-    targets.push_back({write.slab->format, write.slab->capacity, write.begin, write.count, write.at});
-  }
-  if (after) inputs.push_back(*after);
-  const std::vector<mx::Dtype> dtypes(writes.size(), mx::uint8);
-  auto outputs = mx::array::make_arrays(
-      shapes, dtypes, std::make_shared<KvAppend>(mx::to_stream(s), KvAppendCall{std::move(targets), keys, values}), inputs);
-  for (size_t i = 0; i < writes.size(); ++i) writes[i].slab->data = std::move(outputs[i]);
+  const KvAppendCall call = checked_call(writes, k, v);
+  if (!choice.fast) return kv_append_composed(writes, k, v, s);
+  add_node(writes, call, {k, v}, {}, after, s);
+}
+
+mx::array kv_append_turned(std::span<const KvWrite> writes, const KvTurning& turn, const mx::array& k, const mx::array& v,
+                           const std::optional<mx::array>& after, mx::StreamOrDevice s) {
+  if (writes.empty()) throw std::invalid_argument("[kv_append] there is nothing to append to");
+  KvAppendCall call = checked_call(writes, k, v);
+  const RopeParams& rope = turn.rope;
+  call.turn = KvTurn{RowShape::of(turn.q, 0, call.keys.dim, "kv_append", "q"),
+                     rope.q_norm.has_value(),
+                     rope.k_norm.has_value(),
+                     rope.attention_scale,
+                     rope.norm_eps,
+                     turn.position};
+  if (call.turn->queries.tokens != call.keys.tokens || call.turn->queries.batch != call.keys.batch ||
+      call.turn->queries.heads % call.keys.heads != 0)
+    throw std::invalid_argument("[kv_append] q must have k's batch and tokens and a multiple of its heads");
+  dtype_of(turn.q, "kv_append");
+  std::vector<mx::array> more{turn.q, rope.inv_freq};
+  if (rope.q_norm) more.push_back(*rope.q_norm);
+  if (rope.k_norm) more.push_back(*rope.k_norm);
+  return add_node(writes, call, {k, v}, more, after, s);
 }
 
 }  // namespace tersor::ops

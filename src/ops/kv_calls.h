@@ -14,10 +14,19 @@ struct KvTarget {
   std::shared_ptr<const KvFormat> format;
   int64_t capacity, begin, count, at;
 };
-/// Inputs: k, v, the slabs, perhaps a ticket. Outputs: the slabs, sharing memory with the inputs.
+/// Rotary embedding on the way into a cache.
+struct KvTurn {
+  RowShape queries;
+  bool q_norm, k_norm;
+  float scale, eps;
+  int64_t position;
+};
+/// Inputs: k, v, the slabs; with a turn q, inv_freq, (q_norm), (k_norm); perhaps a ticket. Outputs: the slabs, sharing memory with the
+/// inputs; with a turn the turned queries.
 struct KvAppendCall {
   std::vector<KvTarget> targets;
   RowShape keys, values;
+  std::optional<KvTurn> turn = std::nullopt;  // GPU only
 };
 
 /// A read without its array. Unset bounds are far away.

@@ -30,5 +30,6 @@ mx::array contiguous_rows(const mx::array& x, mx::cpu::CommandEncoder& encoder);
 
 Dtype dtype_of(const mx::array& x, const std::string& op);  // throws std::invalid_argument unless f32, f16 or bf16
 mx::Dtype mlx_dtype(Dtype type);
+inline Dtype dtype_of_mlx(mx::Dtype type) { return type == mx::float16 ? Dtype::f16 : type == mx::bfloat16 ? Dtype::bf16 : Dtype::f32; }
 
 }  // namespace tersor::ops

@@ -1,12 +1,15 @@
 // The two halves of a transformer layer around its attention, each one graph node: MLX's cost of a node is that of a small layer's kernel.
 #include <mlx/allocator.h>
 #include <mlx/backend/cpu/encoder.h>
+#include <mlx/device.h>
 #include <mlx/ops.h>
 #include <mlx/primitives.h>
 
 #include <sstream>
 #include <stdexcept>
 
+#include "ops/gpu_plugin.h"
+#include "ops/linear_gpu.h"
 #include "ops/node.h"
 #include "ops/contiguous.h"
 #include "ops/kv_rows.h"
@@ -152,8 +155,8 @@ class FeedForwardNode : public Node {
       run_linear(down);
     });
   }
-  void eval_gpu(const std::vector<mx::array>&, std::vector<mx::array>&) override {
-    throw std::runtime_error("[feed_forward] the CPU kernel was asked to run on a GPU stream");
+  void eval_gpu(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs) override {
+    require_gpu_plugin("feed_forward").feed_forward(stream(), {eps_, formats_}, inputs, outputs);
   }
   const char* name() const override { return "TersorFeedForward"; }
   bool is_equivalent(const mx::Primitive& other) const override {
@@ -188,7 +191,8 @@ QueryKeyValue project_qkv(const mx::array& x, const RmsNorm& norm, std::span<con
   for (const auto& weight : weights) check_linear("project_qkv", x, weight);
   check_norm("project_qkv", norm, weights[0].in_features());
   last_query = last_query && x.ndim() == 3 && x.shape(1) > 1;
-  if (!linear_choice.fast || !rope_choice.fast || !x.size() || x.ndim() != 3 || (last_query && x.shape(0) > 1) ||
+  const bool gpu = mx::default_device() == mx::Device::gpu;  // where rope goes with appending to the cache (kv_append)
+  if (gpu || !linear_choice.fast || !rope_choice.fast || !x.size() || x.ndim() != 3 || (last_query && x.shape(0) > 1) ||
       !fit_one_node({&weights[0], &weights[1], &weights[2]}))
     return qkv_by_parts(x, norm, weights, params, position, last_query, linear_choice, rope_choice, s);
   std::vector<mx::array> inputs{x, norm.weight};
@@ -221,8 +225,10 @@ mx::array feed_forward(const mx::array& attended, const mx::array& residual, con
                     layer.down.out_features() == residual.shape(-1) && layer.o.out_features() == residual.shape(-1) &&
                     attended.dtype() == residual.dtype() && with_last(attended.shape(), 1) == with_last(residual.shape(), 1);
   if (!fits) throw std::invalid_argument("[feed_forward] the shapes of its arrays and weights do not fit each other");
-  if (!choice.fast || !residual.size() || !fit_one_node({&layer.o}) || !fit_one_node({&layer.gate, &layer.up}) ||
-      !fit_one_node({&layer.down})) {
+  bool whole = choice.fast && residual.size() && fit_one_node({&layer.gate, &layer.up}) && gpu_takes(layer.activation);
+  for (const auto* weight : {&layer.o, &layer.gate, &layer.up, &layer.down})
+    whole = whole && fit_one_node({weight}) && gpu_takes_rows(residual, *weight);
+  if (!whole) {
     const mx::array h = linear_add(attended, layer.o, residual, choice, s);
     return linear_add(linear_gated(h, layer.gate, layer.up, layer.activation, choice, layer.norm, s), layer.down, h, choice, s);
   }

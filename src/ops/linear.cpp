@@ -7,11 +7,13 @@
 #include <sstream>
 #include <stdexcept>
 
+#include "ops/gpu_plugin.h"
 #include "ops/node.h"
 #include "ops/composed.h"
 #include "ops/contiguous.h"
 #include "ops/kv_rows.h"
 #include "ops/linear_check.h"
+#include "ops/linear_gpu.h"
 #include "ops/linear_inputs.h"
 
 namespace tersor::ops {
@@ -44,8 +46,8 @@ class Linear : public Node {
     }
     dispatch(take.encoder(), [run = std::move(run)] { run_linear(run); });
   }
-  void eval_gpu(const std::vector<mx::array>&, std::vector<mx::array>&) override {
-    throw std::runtime_error("[linear] the CPU kernel was asked to run on a GPU stream");
+  void eval_gpu(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs) override {
+    require_gpu_plugin("linear").linear(stream(), {kind_, norm_eps_, formats_}, inputs, outputs);
   }
   const char* name() const override { return "TersorLinear"; }
   bool is_equivalent(const mx::Primitive& other) const override {
@@ -66,9 +68,14 @@ mx::Shape result_shape(const mx::array& x, const LinearWeight& weight) {
   return shape;
 }
 
-// The node of all three ops. x and weights were checked and x is not empty.
+mx::Shape logits_shape(const mx::array& x, const LinearWeight& weight) {
+  return {static_cast<int>(x.size() / static_cast<size_t>(weight.in_features())), weight.out_features()};
+}
+
+// The node of all ops. x and weights were checked and x is not empty.
 std::vector<mx::array> node(LinearKind kind, const mx::array& x, const std::optional<RmsNorm>& norm, std::span<const LinearWeight> weights,
-                            const mx::array* residual, mx::StreamOrDevice s, Activation activation = Activation::silu) {
+                            const mx::array* residual, mx::StreamOrDevice s, Activation activation = Activation::silu,
+                            bool as_logits = false) {
   std::vector<mx::array> inputs{x};
   if (norm) inputs.push_back(norm->weight);
   if (residual) inputs.push_back(*residual);
@@ -79,18 +86,21 @@ std::vector<mx::array> node(LinearKind kind, const mx::array& x, const std::opti
     add_inputs(w, inputs);
     if (shapes.empty() || kind != LinearKind::gated) shapes.push_back(result_shape(x, w));
   }
-  const std::vector<mx::Dtype> dtypes(shapes.size(), x.dtype());
+  if (as_logits) shapes[0] = logits_shape(x, weights[0]);
+  const std::vector<mx::Dtype> dtypes(shapes.size(), as_logits ? mx::float32 : x.dtype());
   const auto eps = norm ? std::optional(norm->eps) : std::nullopt;
   return mx::array::make_arrays(std::move(shapes), dtypes,
                                 std::make_shared<Linear>(mx::to_stream(s), kind, activation, eps, std::move(formats)), inputs);
 }
 
-// Whether the fast node runs. Packed weights have no other way; those of the microscaling formats have no kernel before they are packed.
-bool runs_fast(const std::string& op, std::span<const LinearWeight> weights, const Choice& choice) {
+// Whether the fast node runs. Packed weights have no other way; those of the microscaling formats have no kernel before they are packed;
+// dense ones on a GPU leave many rows to MLX.
+bool runs_fast(const std::string& op, const mx::array& x, std::span<const LinearWeight> weights, const Choice& choice) {
   for (const auto& weight : weights) {
     if (weight.packed && !choice.fast) throw std::invalid_argument("[" + op + "] packed weights need their fast kernel");
     if (!fit_one_node({&weight}) && choice.fast)
       throw std::invalid_argument("[" + op + "] weights of " + weight.str() + " must be packed for their fast kernel");
+    if (!gpu_takes_rows(x, weight)) return false;
   }
   return choice.fast;
 }
@@ -111,7 +121,7 @@ std::vector<mx::array> linear(const mx::array& x, std::span<const LinearWeight> 
   if (weights.empty()) throw std::invalid_argument("[linear] no weights were given");
   for (const auto& weight : weights) check_linear("linear", x, weight);
   check_norm("linear", norm, weights[0].in_features());
-  const bool fast = runs_fast("linear", weights, choice) && x.size();
+  const bool fast = runs_fast("linear", x, weights, choice) && x.size();
   if (fast && alike(weights)) return node(LinearKind::plain, x, norm, weights, nullptr, s);
   std::vector<mx::array> results;
   if (fast) {
@@ -134,7 +144,7 @@ mx::array linear_add(const mx::array& x, const LinearWeight& weight, const mx::a
     throw std::invalid_argument(text.str());
   }
   if (!x.size()) return residual;
-  if (!runs_fast("linear_add", {&weight, 1}, choice)) return composed::linear_add(x, weight, residual, s);
+  if (!runs_fast("linear_add", x, {&weight, 1}, choice)) return composed::linear_add(x, weight, residual, s);
   return node(LinearKind::add, x, std::nullopt, {&weight, 1}, &residual, s).front();
 }
 
@@ -148,10 +158,18 @@ mx::array linear_gated(const mx::array& x, const LinearWeight& gate, const Linea
                                 std::to_string(up.out_features()) + ": they must be equal");
   if (!x.size()) return mx::zeros(result_shape(x, gate), x.dtype(), s);
   const LinearWeight pair[] = {gate, up};
-  if (!runs_fast("linear_gated", pair, choice)) return composed::linear_gated(normed(x, norm, s), gate, up, activation, s);
-  if (alike(pair)) return node(LinearKind::gated, x, norm, pair, nullptr, s, activation).front();
+  if (!runs_fast("linear_gated", x, pair, choice)) return composed::linear_gated(normed(x, norm, s), gate, up, activation, s);
+  if (alike(pair) && gpu_takes(activation)) return node(LinearKind::gated, x, norm, pair, nullptr, s, activation).front();
   const auto parts = linear(x, pair, choice, norm, s);
   return mx::multiply(composed::activate(parts[0], activation, s), parts[1], s);
+}
+
+mx::array logits(const mx::array& x, const LinearWeight& weight, const Choice& choice, const RmsNorm& norm, mx::StreamOrDevice s) {
+  check_linear("logits", x, weight);
+  check_norm("logits", norm, weight.in_features());
+  if (x.size() && runs_fast("logits", x, {&weight, 1}, choice))
+    return node(LinearKind::plain, x, norm, {&weight, 1}, nullptr, s, Activation::silu, true).front();
+  return mx::astype(mx::reshape(linear(x, {&weight, 1}, choice, norm, s).front(), logits_shape(x, weight), s), mx::float32, s);
 }
 
 }  // namespace tersor::ops

@@ -77,7 +77,7 @@ void check_norm(const std::string& op, const std::optional<RmsNorm>& norm, int i
 }
 
 std::string LinearWeight::str() const {
-  const std::string suffix = !packed ? "" : packed->integers ? ",int16" : ",packed";
+  const std::string suffix = !packed ? "" : packed->gpu ? ",gpu" : packed->integers ? ",int16" : ",packed";
   if (coding != Coding::affine) return std::string(name_of(coding)) + suffix;
   if (bits) return "affine:" + std::to_string(bits) + ",group=" + std::to_string(group) + suffix;
   if (packed) return std::string(name_of(packed->type)) + suffix;

@@ -67,7 +67,7 @@ kernels::LinearMatrix matrix_of(const mx::array& weight, const WeightFormat& for
 }
 
 size_t LinearWeight::nbytes() const {
-  size_t sum = packed ? packed_matrix_of(*this).bytes() : weight.nbytes();
+  size_t sum = packed ? packed->gpu ? packed->gpu_bytes : packed_matrix_of(*this).bytes() : weight.nbytes();
   for (const auto* part : {&scales, &biases, &bias}) sum += *part ? (*part)->nbytes() : 0;
   return sum;
 }

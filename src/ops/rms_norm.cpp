@@ -1,5 +1,6 @@
 #include <mlx/allocator.h>
 #include <mlx/backend/cpu/encoder.h>
+#include <mlx/device.h>
 #include <mlx/ops.h>
 #include <mlx/primitives.h>
 
@@ -9,6 +10,7 @@
 
 #include "base/thread_pool.h"
 #include "kernels/cpu/norm_rope.h"
+#include "ops/gpu_plugin.h"
 #include "ops/node.h"
 #include "ops/composed.h"
 #include "ops/contiguous.h"
@@ -43,8 +45,8 @@ class RmsNormNode : public Node {
       });
     });
   }
-  void eval_gpu(const std::vector<mx::array>&, std::vector<mx::array>&) override {
-    throw std::runtime_error("[rms_norm] the CPU kernel was asked to run on a GPU stream");
+  void eval_gpu(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs) override {
+    require_gpu_plugin("rms_norm").rms_norm(stream(), eps_, inputs, outputs);
   }
   const char* name() const override { return "TersorRmsNorm"; }
   bool is_equivalent(const mx::Primitive& other) const override { return eps_ == static_cast<const RmsNormNode&>(other).eps_; }
@@ -64,7 +66,9 @@ mx::array rms_norm(const mx::array& x, const mx::array& weight, float eps, const
     throw std::invalid_argument(text.str());
   }
   if (!x.size()) return x;
-  if (!choice.fast) return composed::rms_norm(x, weight, eps, s);
+  constexpr int kGpuStep = 8, kGpuMost = 32768;  // what the GPU kernel's vectors divide into, and its registers hold
+  const bool fits = mx::default_device() != mx::Device::gpu || (x.shape(-1) % kGpuStep == 0 && x.shape(-1) <= kGpuMost);
+  if (!choice.fast || !fits) return composed::rms_norm(x, weight, eps, s);
   return mx::array(x.shape(), x.dtype(), std::make_shared<RmsNormNode>(mx::to_stream(s), eps), {x, weight});
 }
 

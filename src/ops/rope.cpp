@@ -6,6 +6,7 @@
 #include <sstream>
 #include <stdexcept>
 
+#include "ops/gpu_plugin.h"
 #include "ops/node.h"
 #include "ops/composed.h"
 #include "ops/contiguous.h"
@@ -54,8 +55,9 @@ class Rope : public Node {
       run_rope(now);
     });
   }
-  void eval_gpu(const std::vector<mx::array>&, std::vector<mx::array>&) override {
-    throw std::runtime_error("[rope] the CPU kernel was asked to run on a GPU stream");
+  void eval_gpu(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs) override {
+    const auto& p = params_;
+    require_gpu_plugin("rope").rope(stream(), {p.head_dim, p.q_norm, p.k_norm, p.attention_scale, p.eps, p.position}, inputs, outputs);
   }
   const char* name() const override { return "TersorRope"; }
   bool is_equivalent(const mx::Primitive& other) const override { return params_ == static_cast<const Rope&>(other).params_; }

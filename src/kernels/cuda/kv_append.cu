@@ -2,7 +2,9 @@
 // every thread packs the words of one lane of a unit, leaving the bits of older tokens as they are.
 #include "kernels/cuda/kv_append.h"
 
+#include "kernels/cuda/ahead.cuh"
 #include "kernels/cuda/kv_rotate.cuh"
+#include "kernels/cuda/turn.cuh"
 
 namespace tersor::kernels::cuda {
 namespace {
@@ -145,11 +147,37 @@ __device__ __forceinline__ void pack_lane(uint8_t* codes, int unit, int lane, co
   }
 }
 
+// One token's codes: little code, which comes from far away in a decode step, for the price of two atomic operations a code.
+template <int D, bool kKeys, codec::Packing kPacking>
+__device__ __forceinline__ void put_token(uint8_t* codes, int slot, const TileCodes<D>& tile) {
+  constexpr int kWords = codec::packing_words(kPacking), kBits = codec::packing_bits(kPacking);
+  for (int dim = threadIdx.x; dim < D; dim += kThreads) {
+    const uint32_t code = tile.codes[slot * TileCodes<D>::kRow + dim];
+    const codec::FragmentPlace at = kKeys ? codec::key_fragment(D, slot, dim) : codec::value_fragment(slot, dim);
+    uint32_t bits = 0, mask = 0;
+#pragma unroll
+    for (int bit = 0; bit < kBits; ++bit) {
+      const codec::BitOfWord to = codec::bit_of_word(kPacking, at.reg, at.byte, bit);
+      bits |= (code >> bit & 1u) << to.shift, mask |= 1u << to.shift;
+      if (bit + 1 < kBits && codec::bit_of_word(kPacking, at.reg, at.byte, bit + 1).word == to.word) continue;
+      uint32_t* const word = reinterpret_cast<uint32_t*>(codes + at.unit * kWords * 128 + codec::word_offset(kWords, at.lane, to.word));
+      atomicAnd(word, ~mask);
+      atomicOr(word, bits);
+      bits = mask = 0;
+    }
+  }
+}
+
 template <int D, bool kKeys, Code C>
 __device__ __forceinline__ void pack_tile(uint8_t* side, const TileCodes<D>& tile) {
   uint8_t* const codes = side + (kKeys ? 0 : scalar_bytes(C, D));
   uint16_t* const scalars = reinterpret_cast<uint16_t*>(side + (kKeys ? code_bytes(C, D) : 0));
-  for (int i = threadIdx.x; i < D / 16 * 32; i += kThreads) pack_lane<D, kKeys, packing_of(C)>(codes, i / 32, i % 32, tile);
+  constexpr int kFewTokens = 4;
+  if (tile.high - tile.low <= kFewTokens) {
+    for (int slot = tile.low; slot < tile.high; ++slot) put_token<D, kKeys, packing_of(C)>(codes, slot, tile);
+  } else {
+    for (int i = threadIdx.x; i < D / 16 * 32; i += kThreads) pack_lane<D, kKeys, packing_of(C)>(codes, i / 32, i % 32, tile);
+  }
   for (int i = threadIdx.x; i < scalar_rows(C, D) * kTokens; i += kThreads) {
     const int token = i % kTokens;
     if (token >= tile.low && token < tile.high)
@@ -157,12 +185,63 @@ __device__ __forceinline__ void pack_tile(uint8_t* side, const TileCodes<D>& til
   }
 }
 
+/// Turns a query (side 0) or key that `row` holds and v has been loaded from, its norm first.
+template <int D>
+__device__ __forceinline__ void turn_vector(const AppendParams& p, int side, const void* row, const Rows& rows, int token, int lane,
+                                            const float2* angles, float (&v)[WarpVector<D>::kEach]) {
+  const AppendTurn& turn = p.turn;
+  using W = WarpVector<D>;
+  const void* norm = turn.norms[side];
+  float scale = 1;
+  if (norm) {
+    float squares = 0;
+#pragma unroll
+    for (const float x : v) squares = fmaf(x, x, squares);
+    scale = rsqrtf(sum_over_warp(squares) / D + turn.eps);
+  }
+  const auto normed = [&](float x, int d) { return norm ? x * scale * load_number(norm, turn.norm_type, d) : x; };
+#pragma unroll
+  for (int j = 0; j < W::kEach; ++j) {
+    const int d = W::index(lane, j);
+    if (!W::inside(lane, j)) continue;
+    v[j] = normed(v[j], d);
+    if (d >= 2 * turn.pairs) continue;
+    const bool second = d >= turn.pairs;
+    const int mate = second ? d - turn.pairs : d + turn.pairs;
+    const float other = normed(load_number(row, rows.type, mate * rows.dim_stride), mate);
+    const int i = second ? mate : d;
+    const float2 angle = p.tokens == 1 ? angles[i] : turn_of(turn.position + token, turn.inv_freq[i], turn.scale);
+    v[j] = second ? v[j] * angle.x + other * angle.y : v[j] * angle.x - other * angle.y;
+  }
+}
+
+/// Queries of up to 64 tokens of one KV head's group.
+template <int D>
+__device__ void turn_queries(const AppendParams& p, int block, int kv_head, int batch, const float2* angles) {
+  const AppendTurn& turn = p.turn;
+  const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, first = block * kTokens, count = min(kTokens, p.tokens - first);
+  for (int i = warp; i < count * turn.group; i += kWarps) {
+    const int token = first + i / turn.group, head = kv_head * turn.group + i % turn.group;
+    const void* row = row_of(turn.queries, batch, head, token);
+    float v[WarpVector<D>::kEach];
+    load_vector<D>(row, turn.queries, lane, v);
+    turn_vector<D>(p, 0, row, turn.queries, token, lane, angles, v);
+    __syncwarp();  // all of the row is read
+    const long long at = batch * turn.out_batch_stride + head * turn.out_head_stride + token * turn.out_token_stride;
+#pragma unroll
+    for (int j = 0; j < WarpVector<D>::kEach; ++j)
+      if (WarpVector<D>::inside(lane, j)) store_number(turn.out, turn.queries.type, at + WarpVector<D>::index(lane, j), v[j]);
+  }
+}
+
 // The vector of one new token in the stored basis.
 template <int D>
 __device__ __forceinline__ void load_token(const AppendParams& p, const AppendJob& job, int batch, int head, int token, int lane,
-                                           float* scratch, float (&v)[WarpVector<D>::kEach]) {
+                                           float* scratch, const float2* angles, float (&v)[WarpVector<D>::kEach]) {
   const int side = job.keys ? 0 : 1;
-  load_vector<D>(row_of(p.rows[side], batch, head, token), p.rows[side], lane, v);
+  const void* row = row_of(p.rows[side], batch, head, token);
+  load_vector<D>(row, p.rows[side], lane, v);
+  if (job.keys && p.turn.pairs) turn_vector<D>(p, 1, row, p.rows[side], token, lane, angles, v);
   if (p.sanitise) {
 #pragma unroll
     for (float& x : v) x = x != x ? 0.0f : fminf(fmaxf(x, -kInputMax), kInputMax);
@@ -172,13 +251,13 @@ __device__ __forceinline__ void load_token(const AppendParams& p, const AppendJo
 
 template <int D, Code C>
 __device__ void encode_tile(const AppendParams& p, const AppendJob& job, uint8_t* tiles, int batch, int head, int slot0, TileCodes<D>& tile,
-                            float* scratch) {
+                            float* scratch, const float2* angles) {
   const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
   const int low = max(job.at, slot0) - slot0, high = min(job.at + job.count, slot0 + kTokens) - slot0;
   if (threadIdx.x == 0) tile.low = low, tile.high = high;
   for (int slot = low + warp; slot < high; slot += kWarps) {
     float v[WarpVector<D>::kEach];
-    load_token<D>(p, job, batch, head, job.begin + slot0 + slot - job.at, lane, scratch + warp * D, v);
+    load_token<D>(p, job, batch, head, job.begin + slot0 + slot - job.at, lane, scratch + warp * D, angles, v);
     if constexpr (C == Code::full)
       store_full<D>(v, job, tiles + static_cast<size_t>(slot0 + slot) / codec::kFragmentFullTokens * job.tile_bytes + job.side_offset,
                     p.full_type[job.keys ? 0 : 1], slot, lane);
@@ -200,13 +279,22 @@ template <int D>
 __global__ void __launch_bounds__(kThreads) append_kernel(const __grid_constant__ AppendParams p) {
   __shared__ TileCodes<D> tile;
   __shared__ float scratch[WarpVector<D>::kCore > 1 ? kWarps * D : 1];
+  __shared__ float2 angles[D / 2];  // of a single token
+  touch_lines(p);
+  if (p.turn.pairs && p.tokens == 1)
+    for (int i = threadIdx.x; i < p.turn.pairs; i += kThreads) angles[i] = turn_of(p.turn.position, p.turn.inv_freq[i], p.turn.scale);
+  __syncthreads();
+  wait_for_earlier();
+  let_next_start();  // not before: attention sends for older tiles before it waits, and an earlier append may have written them
+  if (static_cast<int>(blockIdx.x) >= p.append_blocks)
+    return turn_queries<D>(p, blockIdx.x - p.append_blocks, blockIdx.y % p.heads, blockIdx.y / p.heads, angles);
   int index = 0;
   while (index + 1 < p.jobs && static_cast<int>(blockIdx.x) >= p.job[index + 1].first_block) ++index;
   const AppendJob& job = p.job[index];
   const int block = blockIdx.x - job.first_block, head = blockIdx.y % p.heads, batch = blockIdx.y / p.heads;
   const int slot0 = (job.at / kTokens + block) * kTokens;
   uint8_t* const tiles = job.tiles + batch * job.batch_stride + head * job.head_stride;
-  const auto run = [&]<Code C>() { encode_tile<D, C>(p, job, tiles, batch, head, slot0, tile, scratch); };
+  const auto run = [&]<Code C>() { encode_tile<D, C>(p, job, tiles, batch, head, slot0, tile, scratch, angles); };
   switch (job.code) {
     case Code::full: return run.template operator()<Code::full>();
     case Code::turbo1: return run.template operator()<Code::turbo1>();
@@ -242,6 +330,8 @@ Launch append_plan(AppendParams& params, int dim, int batch) {
     job.blocks = job.count ? (job.at + job.count - 1) / kTokens - job.at / kTokens + 1 : 0;
     blocks += static_cast<unsigned>(job.blocks);
   }
+  params.append_blocks = static_cast<int>(blocks);
+  if (params.turn.out) blocks += static_cast<unsigned>((params.tokens + kTokens - 1) / kTokens);
   Launch launch;
   launch.function = kernel_for(dim);
   launch.grid = dim3(blocks, static_cast<unsigned>(params.heads * batch));

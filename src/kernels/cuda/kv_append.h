@@ -19,12 +19,28 @@ struct AppendJob {
   bool keys = true;
 };
 
+/// Rotary embedding of the new keys before they are stored, and of the queries of the same tokens, which come out. See RopeParams.
+struct AppendTurn {
+  const float* inv_freq = nullptr;
+  int pairs = 0;  // 0: keys are stored as they are
+  int group = 0;  // query heads of a KV head
+  long long position = 0;
+  float scale = 1, eps = 0;
+  const void* norms[2] = {nullptr, nullptr};  // of queries and keys
+  Number norm_type = Number::f32;
+  Rows queries;
+  void* out = nullptr;  // numbers of the queries' type; dimensions contiguous; may be where the queries are
+  long long out_batch_stride = 0, out_head_stride = 0, out_token_stride = 0;
+};
+
 struct AppendParams {
   Rows rows[2];  // keys, values
   RotationBits rotations[2];
   Levels levels[2];
   Number full_type[2] = {Number::f16, Number::f16};
   int heads = 0, sanitise = 1, jobs = 0;
+  int tokens = 0, append_blocks = 0;  // of all rows, for the queries; set by append_plan
+  AppendTurn turn;
   AppendJob job[kMaxAppendJobs];
 };
 

@@ -4,6 +4,7 @@
 
 #include <cstddef>
 
+#include "kernels/cuda/ahead.cuh"
 #include "kernels/cuda/kv_attend_merge.cuh"
 #include "kernels/cuda/kv_attend_tile.cuh"
 
@@ -56,6 +57,13 @@ struct TileRing {
       next = s.tiles + batch * s.batch_stride + head * s.head_stride + tile * (first_bytes + second_bytes);
       return;
     }
+  }
+  /// Whether there is a next tile and all its tokens stand before `position`.
+  __device__ __forceinline__ bool ends_before(int position) const {
+    if (segment >= p.segment_count || ordinal >= end) return false;
+    const AttendSegment& s = p.segments[segment];
+    const int tokens = s.full ? codec::kFragmentFullTokens : codec::kFragmentTokens;
+    return s.first + (s.visit_begin + ordinal - s.ordinal + 1) * tokens <= position;
   }
   /// Asks for the next half, which is a second one or not, into a stage.
   template <bool kSecond>
@@ -268,17 +276,22 @@ __global__ void __launch_bounds__(S::kWarps * 32, S::kResident) attend_kernel(co
     if (row < p.rows)
       load_vector<D>(row_of(p.queries, view.batch, view.kv_head * p.group + of_all - row * p.group, row), p.queries, lane, v);
   };
-  float v[WarpVector<D>::kEach] = {};
-  if (warp < kVectors) load(warp, v);
   if (lane == 0) {
     for (int i = 0; i < S::kStages; ++i) barrier_init(ring.barriers + 8 * i);
     barrier_init_done();
     ring.enter();
-    ring.template ask<false>(0);
   }
+  if (warp >= kVectors) touch_parameters(p);
+  let_next_start();
+  // What older tokens left was written before the kernels began that are still running: only the new tokens' tiles must wait.
+  const bool old = lane == 0 && ring.ends_before(p.position);
+  if (old) ring.template ask<false>(0);
+  wait_for_earlier();
+  float v[WarpVector<D>::kEach] = {};
+  if (warp < kVectors) load(warp, v);
+  if (lane == 0 && !old) ring.template ask<false>(0);
   __syncwarp();
   const Decoders<S> decoders(p);
-  if (warp >= kVectors) touch_parameters(p);
   for (int vector = warp; vector < kVectors; vector += S::kWarps) {
     if (vector != warp) load(vector, v);
     rotate<D>(v, p.key_rotation, lane, shared.scratch + warp * D);

@@ -6,6 +6,8 @@
 
 #include <cstdint>
 
+#include "kernels/cuda/ahead.cuh"
+
 namespace tersor::kernels::cuda {
 
 __device__ __forceinline__ uint32_t permute(uint32_t a, uint32_t b, uint32_t selector) {
@@ -74,8 +76,8 @@ __device__ __forceinline__ void barrier_init_done() {
 /// Starts a copy of `bytes` (a multiple of 16) whose end the barrier's phase reports.
 __device__ __forceinline__ void bulk_copy(uint32_t to, const void* from, uint32_t bytes, uint32_t barrier) {
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
-  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to), "l"(from), "r"(bytes),
-               "r"(barrier)
+  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], %4;" ::"r"(to),
+               "l"(from), "r"(bytes), "r"(barrier), "l"(read_once_policy())
                : "memory");
 }
 __device__ __forceinline__ void barrier_wait(uint32_t barrier, uint32_t phase) {

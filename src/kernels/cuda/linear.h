@@ -86,6 +86,10 @@ struct LinearProblem {
   long long x_stride = 0;
   Dtype x_type = Dtype::f16, y_type = Dtype::f16;
   int rows = 0;
+  /// Null, or [k] of norm_type: x becomes x / sqrt(mean(x^2) + norm_eps) * norm, in float, as it is read. Up to kLinearNormRows rows.
+  const void* norm = nullptr;
+  Dtype norm_type = Dtype::f32;
+  float norm_eps = 0;
   LinearOutput outputs[kLinearOutputs];  // in the order of their strips
   int output_count = 0;                  // 1 for a pair, whose result is silu(gate) * up
   void* workspace = nullptr;             // linear_*_workspace() bytes of its own for each launch in flight, 16-byte aligned; the
@@ -98,8 +102,9 @@ constexpr size_t kTicketBytes = 16384;
 /// warps stand side by side over strips, the others share k. Zero: chosen by linear_rows_plan.
 struct LinearRowsPlan {
   int strips = 0, splits = 0, row_warps = 0, stages = 0;
+  int early = 0;  // tiles of each ring that may be on their way before x is there, besides the first
 };
-constexpr int kLinearRowsMost = 16;
+constexpr int kLinearRowsMost = 16, kLinearNormRows = 4;
 struct LinearRowsParams {
   const uint8_t* weights = nullptr;
   const void* x = nullptr;
@@ -109,8 +114,11 @@ struct LinearRowsParams {
   long long x_stride = 0;
   int output_count = 0, rows = 0, k = 0, strips = 0, tiles = 0;
   int strips_per_block = 0, splits = 0, tiles_per_split = 0, piece_shift = 0, row_warps_log2 = 0, stages = 0;
+  int early = 0;                                        // tiles of a ring that are sent for before x can be read
   int x_at = 0, x_row = 0, sums_at = 0, reduce_at = 0;  // places in shared memory
-  Dtype x_type = Dtype::f16, y_type = Dtype::f16;
+  const void* norm = nullptr;
+  float norm_eps = 0;
+  Dtype x_type = Dtype::f16, y_type = Dtype::f16, norm_type = Dtype::f32;
   bool paired = false, bulk_x = false;  // bulk_x: x is copied as it is
 };
 LinearRowsPlan linear_rows_plan(const LinearProblem& problem);

@@ -5,7 +5,7 @@
 // weights of the next 128 columns are on their way while the present ones are multiplied.
 #include <algorithm>
 
-#include "kernels/cuda/linear_merge.cuh"
+#include "kernels/cuda/linear_norm.cuh"
 
 namespace tersor::kernels::cuda {
 namespace {
@@ -27,20 +27,24 @@ struct DenseTile {
 };
 
 template <class T>
-__device__ __forceinline__ void load_dense_x(const LinearRowsParams& p, uint8_t* to, int k0, int columns) {
+__device__ __forceinline__ void load_dense_x(const LinearRowsParams& p, uint8_t* to, int k0, int columns, const RowSquares& squares) {
   const int pieces = columns / 8;
   for (int i = threadIdx.x; i < p.rows * pieces; i += kRowsThreads) {
     const int row = p.rows == 1 ? 0 : i / pieces, k = k0 + (i - row * pieces) * 8;
     const bool inside = k < p.k;
     const long long at = row * p.x_stride + k;
     uint8_t* place = to + row * p.x_row + (k - k0) * 2;
-    if (p.bulk_x) {
+    if (p.bulk_x && !p.norm) {
       copy_16(shared_address(place), static_cast<const T*>(p.x) + (inside ? at : 0), inside ? 16 : 0);
       continue;
     }
+    float f[8];
+#pragma unroll
+    for (int j = 0; j < 8; ++j) f[j] = inside ? load_float(p.x_type, p.x, at + j) : 0.f;
+    if (p.norm) norm_numbers<8>(p, f, squares, row, k);
     alignas(16) T v[8];
 #pragma unroll
-    for (int j = 0; j < 8; ++j) v[j] = from_float<T>(inside ? load_float(p.x_type, p.x, at + j) : 0.f);
+    for (int j = 0; j < 8; ++j) v[j] = from_float<T>(f[j]);
     *reinterpret_cast<uint4*>(place) = *reinterpret_cast<const uint4*>(v);
   }
   copies_commit();
@@ -73,6 +77,7 @@ __device__ __forceinline__ const T* dense_row(const LinearDenseParams& d, int st
 template <class T, int NT>
 __global__ void __launch_bounds__(kRowsThreads, 1) linear_dense_kernel(const __grid_constant__ LinearDenseParams d) {
   extern __shared__ __align__(128) uint8_t shared[];
+  __shared__ RowSquares squares;
   const LinearRowsParams& p = d.rows;
   const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, g = lane >> 2, t = lane & 3;
   const int k_warps = kRowsWarps >> p.row_warps_log2, row_warps = 1 << p.row_warps_log2;
@@ -86,7 +91,12 @@ __global__ void __launch_bounds__(kRowsThreads, 1) linear_dense_kernel(const __g
     if (tile0 + depth < tile1) now.load(row0, row1, (tile0 + depth) * kDenseK + t * 8, p.k);
   };
   if (strip0 + side < strip1) start(strip0 + side);
-  load_dense_x<T>(p, shared, k0, (tile1 - tile0) * kDenseK);
+  wait_for_earlier();
+  if (p.norm) {
+    sum_squares(p, squares);
+    __syncthreads();
+  }
+  load_dense_x<T>(p, shared, k0, (tile1 - tile0) * kDenseK, squares);
   copies_wait<0>();
   __syncthreads();
   const uint8_t* x[NT];
@@ -107,6 +117,7 @@ __global__ void __launch_bounds__(kRowsThreads, 1) linear_dense_kernel(const __g
         for (int i = 0; i < 4; ++i) to[(n * 8 + 2 * t + (i & 1)) * kReduceColumn + g + 8 * (i >> 1)] = acc[n][i];
     });
   }
+  let_next_start();
   if (p.splits > 1) add_splits(p, strip0, strip1);
 }
 
@@ -159,8 +170,8 @@ size_t linear_dense_workspace(const LinearProblem& problem) {
 Launch linear_dense(const LinearProblem& problem, const void* const* weights, LinearDenseParams* params) {
   const DensePlan plan = plan_of(problem);
   const Dtype type = problem.weight.scale_type;
-  if (type == Dtype::f32 || problem.rows < 1 || problem.rows > kLinearRowsMost || problem.weight.k % 8 != 0 || plan.per_block == 0)
-    return {};
+  const int most_rows = problem.norm ? kLinearNormRows : kLinearRowsMost, step = problem.norm ? 16 : 8;
+  if (type == Dtype::f32 || problem.rows < 1 || problem.rows > most_rows || problem.weight.k % step != 0 || plan.per_block == 0) return {};
   *params = {};
   LinearRowsParams& p = params->rows;
   p.x = problem.x;
@@ -180,6 +191,7 @@ Launch linear_dense(const LinearProblem& problem, const void* const* weights, Li
   p.x_row = p.tiles_per_split * kDenseK * 2 + 64;  // rows start 64 bytes apart modulo the banks
   p.reduce_at = p.rows * p.x_row;
   p.x_type = problem.x_type, p.y_type = problem.y_type, p.paired = problem.weight.paired;
+  p.norm = problem.norm, p.norm_type = problem.norm_type, p.norm_eps = problem.norm_eps;
   p.bulk_x = problem.x_type == type && reinterpret_cast<uintptr_t>(problem.x) % 16 == 0 && problem.x_stride % 8 == 0;
   const unsigned blocks = static_cast<unsigned>(ceil_div(plan.strips, plan.per_block));
   return {type == Dtype::f16 ? dense_function<__half>(problem.rows) : dense_function<__nv_bfloat16>(problem.rows),

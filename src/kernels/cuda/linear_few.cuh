@@ -9,11 +9,12 @@
 #pragma once
 
 #include "kernels/cuda/linear_merge.cuh"
+#include "kernels/cuda/linear_norm.cuh"
 #include "kernels/cuda/linear_ring.cuh"
 
 namespace tersor::kernels::cuda {
 
-constexpr int kFewRows = 4;
+constexpr int kFewRows = kLinearNormRows;
 constexpr float kLargestX = 32639.f;  // 127 * 256 + 127
 constexpr float kWhole = 12582912.f;  // 1.5 * 2^23: an integer added to its bits is the same number added to it
 constexpr uint32_t kWholeBits = 0x4B400000u;
@@ -29,28 +30,6 @@ __device__ __forceinline__ float max_nan(float a, float b) {  // NaN if either i
   return r;
 }
 
-/// 16 numbers of x, zeros beyond its end.
-__device__ __forceinline__ void load_sixteen(const LinearRowsParams& p, float (&v)[16], int row, int k) {
-  const long long at = row * p.x_stride + k;
-  if (k >= p.k) {
-#pragma unroll
-    for (int i = 0; i < 16; ++i) v[i] = 0;
-  } else if (!p.bulk_x) {
-#pragma unroll
-    for (int i = 0; i < 16; ++i) v[i] = load_float(p.x_type, p.x, at + i);
-  } else {
-    alignas(16) uint32_t w[8];
-    const uint4* from = reinterpret_cast<const uint4*>(static_cast<const uint16_t*>(p.x) + at);
-    reinterpret_cast<uint4*>(w)[0] = from[0], reinterpret_cast<uint4*>(w)[1] = from[1];
-    const bool half = p.x_type == Dtype::f16;
-#pragma unroll
-    for (int i = 0; i < 8; ++i) {
-      const float2 f = half ? __half22float2(pair_of<__half2>(w[i])) : __bfloat1622float2(pair_of<__nv_bfloat162>(w[i]));
-      v[2 * i] = f.x, v[2 * i + 1] = f.y;
-    }
-  }
-}
-
 /// The place in its step's 16 bytes of code k (of 16), in the order of the packed layout's registers.
 template <int BITS>
 __device__ constexpr int step_code(int byte) {
@@ -58,10 +37,45 @@ __device__ constexpr int step_code(int byte) {
   return BITS == 4 ? 2 * t + (i & 1) * 8 + (i >> 1) : 2 * t + (i & 1) + (i >> 1) * 8;
 }
 
-/// The block's part of x into shared memory: rows 2m and 2m + 1 hold the high and low bytes of row m of x, 16 bytes a step; groups
-/// hold [group][kFewRows].
+/// Step `step` of row `row`, 16 numbers, into shared memory, with its group's scale: rows 2m and 2m + 1 hold the high and low bytes of
+/// row m of x, 16 bytes a step; groups hold [group][kFewRows]. Lanes of a group call together; those without `wanted` write nothing.
 template <int BITS, int GROUP>
-__device__ __forceinline__ void quantize_x(const LinearRowsParams& p, uint8_t* to, XGroup* groups, int k0, int columns) {
+__device__ __forceinline__ void quantize_sixteen(const LinearRowsParams& p, const float (&v)[16], uint8_t* to, XGroup* groups, int row,
+                                                 int step, bool wanted) {
+  float most = 0;
+#pragma unroll
+  for (int j = 0; j < 16; ++j) most = max_nan(most, fabsf(v[j]));
+#pragma unroll
+  for (int lanes = 1; lanes < GROUP / 16; lanes *= 2) most = max_nan(most, __shfl_xor_sync(~0u, most, lanes));
+  const bool finite = most < INFINITY;
+  const float inverse = most > 1e-33f && finite ? __fdividef(kLargestX, most) : 0.f;
+  uint32_t high[4], low[4];
+  int sum_high = 0, sum_low = 0;
+#pragma unroll
+  for (int w = 0; w < 4; ++w) {
+    uint32_t y[4];  // X + 128 in the low 16 bits: byte 1 is high, byte 0 is low + 128
+#pragma unroll
+    for (int j = 0; j < 4; ++j) y[j] = __float_as_uint(fmaf(v[step_code<BITS>(4 * w + j)], inverse, kWhole + 128.f));
+    const uint32_t a = __byte_perm(y[0], y[1], 0x5140), b = __byte_perm(y[2], y[3], 0x5140);  // low, low, high, high
+    low[w] = __byte_perm(a, b, 0x5410) ^ 0x80808080u, high[w] = __byte_perm(a, b, 0x7632);
+    sum_low = __dp4a(static_cast<int>(low[w]), 0x01010101, sum_low), sum_high = __dp4a(static_cast<int>(high[w]), 0x01010101, sum_high);
+  }
+  int sum = 256 * sum_high + sum_low;
+#pragma unroll
+  for (int lanes = 1; lanes < GROUP / 16; lanes *= 2) sum += __shfl_xor_sync(~0u, sum, lanes);
+  if (!wanted) return;
+  uint8_t* at = to + 2 * row * p.x_row + step * 16;
+  *reinterpret_cast<uint4*>(at) = make_uint4(high[0], high[1], high[2], high[3]);
+  *reinterpret_cast<uint4*>(at + p.x_row) = make_uint4(low[0], low[1], low[2], low[3]);
+  if (step % (GROUP / 16) != 0) return;
+  const float d = finite ? most * (1.f / kLargestX) : NAN;
+  groups[step / (GROUP / 16) * kFewRows + row] = {BITS == 4 ? d / 8 : d, inverse == 0.f && finite ? 0.f : d * static_cast<float>(sum)};
+}
+
+/// The block's part of x into shared memory.
+template <int BITS, int GROUP>
+__device__ __forceinline__ void quantize_x(const LinearRowsParams& p, uint8_t* to, XGroup* groups, int k0, int columns,
+                                           const RowSquares& squares) {
   const int steps = columns / 16;  // a multiple of 8, so that lanes of a group stay together
 #pragma unroll 1
   for (int first = threadIdx.x & ~31; first < p.rows * steps; first += kRowsThreads) {  // whole warps
@@ -69,34 +83,8 @@ __device__ __forceinline__ void quantize_x(const LinearRowsParams& p, uint8_t* t
     const int row = p.rows == 1 ? 0 : i / steps, step = i - row * steps;
     float v[16];
     load_sixteen(p, v, row, k0 + step * 16);
-    float most = 0;
-#pragma unroll
-    for (int j = 0; j < 16; ++j) most = max_nan(most, fabsf(v[j]));
-#pragma unroll
-    for (int lanes = 1; lanes < GROUP / 16; lanes *= 2) most = max_nan(most, __shfl_xor_sync(~0u, most, lanes));
-    const bool finite = most < INFINITY;
-    const float inverse = most > 1e-33f && finite ? __fdividef(kLargestX, most) : 0.f;
-    uint32_t high[4], low[4];
-    int sum_high = 0, sum_low = 0;
-#pragma unroll
-    for (int w = 0; w < 4; ++w) {
-      uint32_t y[4];  // X + 128 in the low 16 bits: byte 1 is high, byte 0 is low + 128
-#pragma unroll
-      for (int j = 0; j < 4; ++j) y[j] = __float_as_uint(fmaf(v[step_code<BITS>(4 * w + j)], inverse, kWhole + 128.f));
-      const uint32_t a = __byte_perm(y[0], y[1], 0x5140), b = __byte_perm(y[2], y[3], 0x5140);  // low, low, high, high
-      low[w] = __byte_perm(a, b, 0x5410) ^ 0x80808080u, high[w] = __byte_perm(a, b, 0x7632);
-      sum_low = __dp4a(static_cast<int>(low[w]), 0x01010101, sum_low), sum_high = __dp4a(static_cast<int>(high[w]), 0x01010101, sum_high);
-    }
-    int sum = 256 * sum_high + sum_low;
-#pragma unroll
-    for (int lanes = 1; lanes < GROUP / 16; lanes *= 2) sum += __shfl_xor_sync(~0u, sum, lanes);
-    if (wanted != i) continue;  // a spare lane
-    uint8_t* at = to + 2 * row * p.x_row + step * 16;
-    *reinterpret_cast<uint4*>(at) = make_uint4(high[0], high[1], high[2], high[3]);
-    *reinterpret_cast<uint4*>(at + p.x_row) = make_uint4(low[0], low[1], low[2], low[3]);
-    if (step % (GROUP / 16) != 0) continue;
-    const float d = finite ? most * (1.f / kLargestX) : NAN;
-    groups[step / (GROUP / 16) * kFewRows + row] = {BITS == 4 ? d / 8 : d, inverse == 0.f && finite ? 0.f : d * static_cast<float>(sum)};
+    if (p.norm) norm_numbers<16>(p, v, squares, row, k0 + step * 16);
+    quantize_sixteen<BITS, GROUP>(p, v, to, groups, row, step, wanted == i);
   }
 }
 
@@ -156,6 +144,7 @@ __global__ void __launch_bounds__(kRowsThreads, 1) linear_few_kernel(const __gri
   constexpr int kTile = tile_bytes(BITS, GROUP, sizeof(S)), kTileK = tile_k(BITS);
   extern __shared__ __align__(128) uint8_t shared[];
   __shared__ alignas(8) uint64_t barriers[kRowsWarps][kMostStages];
+  __shared__ RowSquares squares;
   const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, k_warps = kRowsWarps >> p.row_warps_log2, row_warps = 1 << p.row_warps_log2;
   const int side = warp & (row_warps - 1), depth = warp >> p.row_warps_log2;
   const int strip0 = blockIdx.x * p.strips_per_block, strip1 = min(p.strips, strip0 + p.strips_per_block);
@@ -163,10 +152,31 @@ __global__ void __launch_bounds__(kRowsThreads, 1) linear_few_kernel(const __gri
   PackedRing<kTile> ring(p.weights, shared + warp * p.stages * kTile, barriers[warp], p.stages,
                          {strip0 + side, strip1, row_warps, tile0 + depth, tile0 + depth, tile1, k_warps, p.tiles});
   // The code of a kernel's start comes slowly, from far away: weights are sent for before all else, but no more than leaves x its turn.
-  ring.start();
+  ring.start(p.early);
+  touch_lines(p);
   XGroup* const groups = reinterpret_cast<XGroup*>(shared + p.sums_at);
-  quantize_x<BITS, GROUP>(p, shared + p.x_at, groups, tile0 * kTileK, (tile1 - tile0) * kTileK);
-  ring.fill();
+  const int k0 = tile0 * kTileK, columns = (tile1 - tile0) * kTileK;
+  alignas(16) float weights[16] = {};
+  if (norm_in_registers(p)) load_norm(p, weights, threadIdx.x * 16);
+  wait_for_earlier();
+  if (norm_in_registers(p)) {
+    float v[16];
+    load_sixteen(p, v, 0, threadIdx.x * 16);
+    const float scale = row_scale(p, v, squares);
+#pragma unroll
+    for (int i = 0; i < 16; ++i) v[i] *= scale * weights[i];
+    const int step = static_cast<int>(threadIdx.x) - k0 / 16;
+    if (threadIdx.x - threadIdx.x % 32 < (k0 + columns) / 16)  // whole warps
+      quantize_sixteen<BITS, GROUP>(p, v, shared + p.x_at, groups, 0, step, step >= 0 && step < columns / 16);
+  } else {
+    if (p.norm) {
+      sum_squares(p, squares);
+      __syncthreads();
+    }
+    quantize_x<BITS, GROUP>(p, shared + p.x_at, groups, k0, columns, squares);
+  }
+  ring.fill(p.early);
+  let_next_start();
   __syncthreads();
   // Lanes 8i to 8i + 7 give the rows of step i; columns that x does not have repeat its last one.
   const uint32_t x = shared_address(shared + p.x_at) + min(lane & 7, 2 * p.rows - 1) * p.x_row + (lane >> 3) * 16;

@@ -1,6 +1,7 @@
 // How the warps of a block, and the blocks that share strips, add up their parts of k.
 #pragma once
 
+#include "kernels/cuda/ahead.cuh"
 #include "kernels/cuda/linear_finish.cuh"
 
 namespace tersor::kernels::cuda {

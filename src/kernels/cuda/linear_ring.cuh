@@ -1,6 +1,7 @@
 // Packed tiles streaming through a warp's own ring in shared memory: a few tiles are always on their way.
 #pragma once
 
+#include "kernels/cuda/ahead.cuh"
 #include "kernels/cuda/linear_ptx.cuh"
 
 namespace tersor::kernels::cuda {
@@ -38,11 +39,14 @@ class PackedRing {
     __syncwarp();
   }
 
-  /// Sends for the first tile; for as many more as there is room for.
-  __device__ __forceinline__ void start() { fetch(0); }
-  __device__ __forceinline__ void fill() {
+  /// Sends for the first `early` tiles; for as many more as there is room for.
+  __device__ __forceinline__ void start(int early) {
 #pragma unroll 1
-    for (int i = 1; i < stages_; ++i) fetch(i);
+    for (int i = 0; i < early; ++i) fetch(i);
+  }
+  __device__ __forceinline__ void fill(int early) {
+#pragma unroll 1
+    for (int i = early; i < stages_; ++i) fetch(i);
   }
   /// The tile at the head, once it is here.
   __device__ __forceinline__ const uint8_t* wait() {
@@ -65,8 +69,8 @@ class PackedRing {
 #if TERSOR_BULK_COPY
     if (lane == 0) {
       asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _,[%0],%1;" ::"r"(bar), "r"(BYTES) : "memory");
-      asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0],[%1],%2,[%3];" ::"r"(to), "l"(from), "r"(BYTES),
-                   "r"(bar)
+      asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0],[%1],%2,[%3],%4;" ::"r"(to),
+                   "l"(from), "r"(BYTES), "r"(bar), "l"(read_once_policy())
                    : "memory");
     }
 #else

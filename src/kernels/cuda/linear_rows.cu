@@ -7,6 +7,7 @@
 namespace tersor::kernels::cuda {
 namespace {
 
+constexpr int kDeepest = 4;                     // tiles of a warp's ring
 constexpr int kSharedMost = 227 * 1024 - 1024;  // of a block, less what it holds statically
 
 /// Shared memory of a block: the rings, then these; offsets in bytes.
@@ -71,7 +72,7 @@ LinearRowsPlan linear_rows_plan(const LinearProblem& problem) {
   for (int splits = 1; splits <= std::min(tiles, 32); ++splits) {
     if (ceil_div(tiles, ceil_div(tiles, splits)) != splits) continue;  // parts would be empty
     for (int row_warps = 1; row_warps <= kRowsWarps; row_warps *= 2)
-      for (const int stages : {problem.rows <= kFewRows ? 3 : 2, 2}) {
+      for (const int stages : {problem.rows <= kFewRows ? kDeepest : 2, problem.rows <= kFewRows ? 3 : 2, 2}) {
         const LinearRowsPlan plan = {even_strips(problem, splits), splits, row_warps, stages};
         if (shared_of(problem, plan).total > kSharedMost) continue;
         const double time = estimate(problem, plan);
@@ -89,7 +90,7 @@ size_t linear_rows_workspace(const LinearProblem& problem, LinearRowsPlan plan) 
 
 Launch linear_rows(const LinearProblem& problem, LinearRowsParams* params, LinearRowsPlan plan) {
   const PackedLinear& w = problem.weight;
-  if (!linear_supported(w) || problem.rows < 1 || problem.rows > kLinearRowsMost) return {};
+  if (!linear_supported(w) || problem.rows < 1 || problem.rows > (problem.norm ? kLinearNormRows : kLinearRowsMost)) return {};
   if (plan.splits == 0) plan = linear_rows_plan(problem);
   if (plan.splits == 0) return {};
   const int tiles = tiles_of(w.bits, w.k), blocks = ceil_div(w.strips, plan.strips);
@@ -107,7 +108,8 @@ Launch linear_rows(const LinearProblem& problem, LinearRowsParams* params, Linea
   p.strips_per_block = plan.strips, p.splits = plan.splits, p.tiles_per_split = ceil_div(tiles, plan.splits);
   while (p.tiles_per_split > kXPieces << p.piece_shift) ++p.piece_shift;
   while (1 << p.row_warps_log2 < plan.row_warps) ++p.row_warps_log2;
-  p.stages = plan.stages;
+  p.stages = plan.stages, p.early = std::min(plan.stages, plan.early + 1);
+  p.norm = problem.norm, p.norm_type = problem.norm_type, p.norm_eps = problem.norm_eps;
   const RowsShared shared = shared_of(problem, plan);
   p.x_at = shared.x, p.x_row = shared.x_row, p.sums_at = shared.sums, p.reduce_at = shared.reduce;
   p.x_type = problem.x_type, p.y_type = problem.y_type, p.paired = w.paired;

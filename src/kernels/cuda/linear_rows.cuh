@@ -145,12 +145,13 @@ __global__ void __launch_bounds__(kRowsThreads, 1) linear_rows_kernel(const __gr
   PackedRing<kTile> ring(p.weights, shared + warp * p.stages * kTile, barriers[warp], p.stages,
                          {strip0 + side, strip1, row_warps, tile0 + depth, tile0 + depth, tile1, k_warps, p.tiles});
   // The code of a kernel's start comes slowly, from far away: weights are sent for before all else, but no more than leaves x its turn.
-  ring.start();
+  ring.start(p.early);
+  wait_for_earlier();
   const int k0 = tile0 * kTileK, k1 = tile1 * kTileK;
   if (warp == 0) send_for_x(p, shared + p.x_at, p.x_row, k0, k1, kTileK << p.piece_shift, shared_address(x_here));
   if (!bulk_x(p) || k1 > p.k) convert_x<T>(p, shared + p.x_at, p.x_row, k0, k1);
   __syncthreads();
-  ring.fill();
+  ring.fill(p.early);
   if (!bulk_x(p) && threadIdx.x < kXPieces) barrier_arrive(shared_address(&x_here[threadIdx.x]));
   const XRows<NT> x(shared + p.x_at, p.x_row, p.rows);
   float* const sums = reinterpret_cast<float*>(shared + p.sums_at);
@@ -178,6 +179,7 @@ __global__ void __launch_bounds__(kRowsThreads, 1) linear_rows_kernel(const __gr
         for (int i = 0; i < 4; ++i) to[(n * 8 + 2 * t + (i & 1)) * kReduceColumn + g + 8 * (i >> 1)] = acc[n][i];
     });
   }
+  let_next_start();  // its first weights are sent for behind the last of these
   if (p.splits > 1) add_splits(p, strip0, strip1);
 }
 

@@ -8,6 +8,7 @@
 // another: while results are written, x and weights of the next tile are already on their way.
 #pragma once
 
+#include "kernels/cuda/ahead.cuh"
 #include "kernels/cuda/linear_finish.cuh"
 #include "kernels/cuda/linear_wgmma.cuh"
 
@@ -349,6 +350,8 @@ __global__ void __launch_bounds__(kTilesThreads, 1) linear_tiles_kernel(const __
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
   }
   __syncthreads();
+  let_next_start();
+  wait_for_earlier();
   const int warp = threadIdx.x >> 5;
   if (threadIdx.x >= kConsumers) {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");

@@ -1,6 +1,8 @@
 // RMS norm and rotary position embedding.
+#include "kernels/cuda/ahead.cuh"
 #include "kernels/cuda/linear_values.cuh"
 #include "kernels/cuda/norm_rope.h"
+#include "kernels/cuda/turn.cuh"
 
 namespace tersor::kernels::cuda {
 namespace {
@@ -24,6 +26,8 @@ struct Eight {
 template <class T, int PIECES>
 __global__ void __launch_bounds__(kNormThreads) rms_norm_kernel(const __grid_constant__ RmsNormParams p) {
   __shared__ float parts[kNormThreads / 32];
+  let_next_start();
+  wait_for_earlier();
   const size_t row = static_cast<size_t>(blockIdx.x) * p.n;
   const T* x = static_cast<const T*>(p.x) + row;
   const T* residual = p.residual ? static_cast<const T*>(p.residual) + row : nullptr;
@@ -69,20 +73,12 @@ const void* rms_norm_function(int pieces) {
   return reinterpret_cast<const void*>(&rms_norm_kernel<T, kNormPieces>);
 }
 
-/// Cosine and sine of position * frequency. The product is formed exactly, as a float and its error, and reduced by whole turns in
-/// double, so that angles hold at any position.
-__device__ __forceinline__ float2 turn_of(int64_t position, float frequency, float scale) {
-  constexpr double kTurn = 6.283185307179586476925;
-  const double angle = static_cast<double>(position) * frequency, turns = rint(angle / kTurn);
-  float s, c;
-  sincosf(static_cast<float>(fma(-turns, kTurn, angle)), &s, &c);
-  return make_float2(c * scale, s * scale);
-}
-
 /// A block a token, a warp a head at a time; the token's cosines and sines lie in shared memory.
 template <class T>
 __global__ void __launch_bounds__(256) rope_kernel(const __grid_constant__ RopeParams p) {
   extern __shared__ float2 turns[];
+  let_next_start();
+  wait_for_earlier();
   const int token = blockIdx.x, warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
   const int64_t position = p.positions ? p.positions[token] : p.position + (p.tokens_per_row ? token % p.tokens_per_row : token);
   for (int i = threadIdx.x; i < p.pairs; i += blockDim.x) turns[i] = turn_of(position, p.inv_freq[i], p.attention_scale);

@@ -9,12 +9,14 @@
 #include <stdexcept>
 #include <utility>
 
-namespace tersor::ops::cuda {
-namespace {
+#include "ops/cuda/chain.h"
 
+namespace tersor::ops::cuda {
 void check(cudaError_t error, const char* what) {
   if (error != cudaSuccess) throw std::runtime_error(std::string("[cuda] ") + what + ": " + cudaGetErrorString(error));
 }
+
+namespace {
 
 // MLX's library has a CUDA runtime of its own, which knows none of our functions: it takes the driver's handle instead.
 CUfunction handle_of(const kernels::cuda::Launch& launch, int device) {
@@ -25,14 +27,19 @@ CUfunction handle_of(const kernels::cuda::Launch& launch, int device) {
   if (const auto found = handles.find(key); found != handles.end()) return found->second;
   cudaFunction_t function;
   check(cudaGetFuncBySymbol(&function, launch.function), "the device has no code for a kernel");
-  constexpr int kDefaultShared = 48 * 1024;
-  if (launch.shared_bytes > kDefaultShared)
-    check(cudaFuncSetAttribute(launch.function, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(launch.shared_bytes)),
-          "a kernel's shared memory");
+  // As much shared memory as there is: other launches of the kernel may want more than this one.
+  int most = 0;
+  cudaFuncAttributes attributes{};
+  check(cudaDeviceGetAttribute(&most, cudaDevAttrMaxSharedMemoryPerBlockOptin, device), "shared memory");
+  check(cudaFuncGetAttributes(&attributes, launch.function), "a kernel's shared memory");
+  check(cudaFuncSetAttribute(launch.function, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                             most - static_cast<int>(attributes.sharedSizeBytes)),
+        "a kernel's shared memory");
   return handles.emplace(key, static_cast<CUfunction>(function)).first->second;
 }
 
-// Device memory outside MLX's pool, freed with the array.
+}  // namespace
+
 mx::array device_memory(size_t bytes, int device) {
   void* data = nullptr;
   check(cudaMalloc(&data, bytes), "scratch memory");
@@ -48,13 +55,15 @@ mx::array device_memory(size_t bytes, int device) {
   return array;
 }
 
-}  // namespace
+void prepare(const kernels::cuda::Launch& launch, int device) { handle_of(launch, device); }
 
-void add_kernel(Encoder& encoder, const kernels::cuda::Launch& launch, const void* params, const std::vector<mx::array>& inputs,
-                const std::vector<mx::array>& outputs) {
+void add_kernel(Encoder& encoder, const kernels::cuda::Launch& launch, const void* params, size_t params_bytes,
+                const std::vector<mx::array>& inputs, const std::vector<mx::array>& outputs) {
+  if (launch.function == nullptr) throw std::runtime_error("[cuda] a call has no kernel that the choice of kernels had promised");
+  if (in_chain()) return add_to_chain(launch, params, params_bytes);
+  void* arguments[] = {const_cast<void*>(params)};
   for (const mx::array& input : inputs) encoder.set_input_array(input);
   for (const mx::array& output : outputs) encoder.set_output_array(output);
-  void* arguments[] = {const_cast<void*>(params)};
   encoder.add_kernel_node_raw(handle_of(launch, encoder.device().cuda_device()), launch.grid, launch.block, dim3(), launch.shared_bytes,
                               arguments);
 }
@@ -88,8 +97,10 @@ Scratch scratch(Encoder& encoder, mx::Stream stream, size_t partial_floats, size
     found = all.insert_or_assign(stream.index, Own{device_memory(bytes, encoder.device().cuda_device()), tickets}).first;
   }
   Own& own = found->second;
-  encoder.set_input_array(own.memory);
-  encoder.set_output_array(own.memory);
+  if (!in_chain()) {
+    encoder.set_input_array(own.memory);
+    encoder.set_output_array(own.memory);
+  }
   auto* const start = mx::gpu_ptr<unsigned>(own.memory);
   return {reinterpret_cast<float*>(start + own.tickets), start};
 }
@@ -99,7 +110,7 @@ void take_or_allocate(mx::array& output, const mx::array& input) {
   if (alike && input.is_donatable())
     output.copy_shared_buffer(input);
   else
-    output.set_data(mx::allocator::malloc(output.nbytes()));
+    allocate(output);
 }
 
 }  // namespace tersor::ops::cuda

@@ -33,19 +33,46 @@ void describe(AppendParams& p, const KvTarget& target) {
   p.sanitise = format.sanitise, p.heads = format.heads;
 }
 
+kernels::cuda::AppendTurn turn_of(const KvAppendCall& call, const std::vector<mx::array>& inputs, mx::array& out) {
+  const KvTurn& from = *call.turn;
+  const RowShape& shape = from.queries;
+  size_t next = 2 + call.targets.size();
+  kernels::cuda::AppendTurn turn;
+  turn.queries = rows_on_device(inputs[next++], shape);
+  const mx::array& inv_freq = inputs[next++];
+  turn.inv_freq = mx::gpu_ptr<float>(inv_freq), turn.pairs = static_cast<int>(inv_freq.size());
+  for (const int side : {0, 1}) {
+    if (!(side == 0 ? from.q_norm : from.k_norm)) continue;
+    turn.norm_type = number_of(inputs[next].dtype());
+    turn.norms[side] = mx::gpu_ptr<char>(inputs[next++]);
+  }
+  turn.group = static_cast<int>(shape.heads / call.keys.heads);
+  turn.position = from.position, turn.scale = from.scale, turn.eps = from.eps;
+  turn.out = mx::gpu_ptr<char>(out);
+  turn.out_batch_stride = shape.heads * shape.tokens * shape.dim;
+  turn.out_head_stride = shape.tokens_major ? shape.dim : shape.tokens * shape.dim;
+  turn.out_token_stride = shape.tokens_major ? shape.heads * shape.dim : shape.dim;
+  return turn;
+}
+
 }  // namespace
 
 void kv_append(mx::Stream stream, const KvAppendCall& call, const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs) {
   Encoder& encoder = mx::cu::get_command_encoder(stream);
-  for (size_t i = 0; i < outputs.size(); ++i) outputs[i].copy_shared_buffer(inputs[2 + i]);
+  for (size_t i = 0; i < call.targets.size(); ++i) outputs[i].copy_shared_buffer(inputs[2 + i]);
   AppendParams p;
   p.rows[0] = rows_on_device(inputs[0], call.keys), p.rows[1] = rows_on_device(inputs[1], call.values);
   for (const KvTarget& target : call.targets) describe(p, target);
+  p.tokens = static_cast<int>(call.keys.tokens);
+  if (call.turn) {
+    allocate(outputs.back());
+    p.turn = turn_of(call, inputs, outputs.back());
+  }
   const int batch = static_cast<int>(call.keys.batch), dim = static_cast<int>(call.keys.dim);
   const auto launch = [&] {
     const auto plan = kernels::cuda::append_plan(p, dim, batch);
     if (plan.grid.x > 0) add_kernel(encoder, plan, &p, inputs, outputs);
-    p.jobs = 0;
+    p.jobs = 0, p.turn.out = nullptr;
   };
   for (size_t i = 0; i < call.targets.size(); ++i) {
     if (p.jobs + 2 > kernels::cuda::kMaxAppendJobs) launch();

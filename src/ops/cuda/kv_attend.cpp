@@ -87,7 +87,7 @@ void kv_attend(mx::Stream stream, const KvAttendCall& call, const std::vector<mx
   Encoder& encoder = mx::cu::get_command_encoder(stream);
   // A block writes outputs only after all blocks with the same rows have read their queries, so the two may share memory.
   take_or_allocate(outputs[0], inputs[0]);
-  outputs[1].set_data(mx::allocator::malloc(outputs[1].nbytes()));
+  allocate(outputs[1]);
   const AttendParams all = params_of(call, inputs, outputs[0]);
   const KvFormat& body = body_of(call);
   const PreparedFormat& codes = prepared(body);

@@ -18,7 +18,24 @@ bool kv_supports(const codec::Spec& keys, const codec::Spec& values, int head_di
          kernels::cuda::attend_supports(*k, *v, head_dim);
 }
 
-constexpr GpuPlugin kPlugin{kGpuPluginVersion, "cuda", kv_supports, kv_append, kv_attend, kernels::cuda::kMaxSegments};
+constexpr GpuPlugin kPlugin{kGpuPluginVersion,
+                            "cuda",
+                            kv_supports,
+                            kv_append,
+                            kv_attend,
+                            kernels::cuda::kMaxSegments,
+                            linear_supports,
+                            linear_pack,
+                            linear,
+                            feed_forward,
+                            rms_norm,
+                            rope,
+                            embed,
+                            argmax,
+                            chain_begin,
+                            chain_other,
+                            chain_keep,
+                            chain_end};
 
 }  // namespace
 }  // namespace tersor::ops::cuda
