@@ -23,6 +23,18 @@ struct Descriptor {
 
 constexpr size_t kMostText = size_t{1} << 30;
 
+// Where a name leads. Links stay; what they lead to need not exist yet.
+std::filesystem::path behind_links(std::filesystem::path path) {
+  constexpr int kMostLinks = 40;
+  const auto given = path;
+  std::error_code code;
+  for (int i = 0; std::filesystem::is_symlink(path, code); ++i) {
+    if (i == kMostLinks) throw Error(given.string() + ": cannot be written: its links lead in a circle");
+    path = path.parent_path() / std::filesystem::read_symlink(path);
+  }
+  return path;
+}
+
 size_t regular_size(int fd, const std::filesystem::path& path) {
   struct stat info {};
   if (::fstat(fd, &info) != 0) throw Error(path.string() + ": cannot be examined: " + std::strerror(errno));
@@ -33,8 +45,9 @@ size_t regular_size(int fd, const std::filesystem::path& path) {
 
 }  // namespace
 
+// Without O_NONBLOCK, opening a pipe that nobody writes to would wait for ever before it can be refused.
 MappedFile::MappedFile(const std::filesystem::path& path) : path_(path) {
-  const Descriptor file{::open(path.c_str(), O_RDONLY | O_CLOEXEC)};
+  const Descriptor file{::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK)};
   if (file.fd < 0) throw Error(path.string() + ": cannot be opened: " + std::strerror(errno));
   size_ = regular_size(file.fd, path);
   if (size_ == 0) throw Error(path.string() + ": the file is empty");
@@ -80,9 +93,10 @@ void check_writable(const std::filesystem::path& path) {
     throw Error(path.string() + ": cannot be written: " + std::strerror(errno));
 }
 
-void write_atomically(const std::filesystem::path& path, const std::function<void(const std::filesystem::path&)>& write) {
-  check_writable(path);
+void write_atomically(const std::filesystem::path& given, const std::function<void(const std::filesystem::path&)>& write) {
+  const auto path = behind_links(given);
   std::error_code code;
+  check_writable(path);
   // Device files such as /dev/null and /dev/full are written as they are.
   if (std::filesystem::exists(path, code) && !std::filesystem::is_regular_file(path, code)) return write(path);
   const auto parent = path.has_parent_path() ? path.parent_path() : std::filesystem::path(".");

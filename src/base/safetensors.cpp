@@ -60,6 +60,10 @@ File::File(const std::filesystem::path& path) : file_(path) {
     if (tensors_[i - 1].data.data() + tensors_[i - 1].data.size() > tensors_[i].data.data())
       throw Error(place + ": tensors " + in_quotes(tensors_[i - 1].name) + " and " + in_quotes(tensors_[i].name) +
                   " overlap; the file is damaged");
+  const std::byte* end = bytes.data() + 8 + header;
+  for (const Tensor& tensor : tensors_) end = std::max(end, tensor.data.data() + tensor.data.size());
+  if (end != bytes.data() + bytes.size())
+    throw Error(place + ": " + std::to_string(bytes.data() + bytes.size() - end) + " bytes follow the last tensor; the file is damaged");
 }
 
 const Tensor* File::find(const std::string& name) const {

@@ -62,7 +62,7 @@ struct Result {
 };
 
 struct MachineLimits {
-  std::vector<double> read, floats, integers;
+  std::vector<double> read, floats, integers, regions;
 };
 
 std::vector<Shape> parse_shapes(const std::vector<std::string>& texts) {
@@ -96,9 +96,9 @@ ops::LinearWeight make_weight(const Shape& shape, const std::string& name) {
     weight.coding = name == "mxfp4" ? Coding::mxfp4 : Coding::mxfp8;
     return weight;
   }
-  const codec::Spec spec = codec::Spec::parse(name);
-  if (spec.family != codec::Family::affine)
+  if (!name.starts_with("affine:"))
     throw Error("--weights " + name + " is unknown: give affine:BITS,group=SIZE, mxfp4, mxfp8, f16, bf16 or f32");
+  const codec::Spec spec = codec::Spec::parse(name);
   if (shape.in % spec.group)
     throw Error("--weights " + name + ": groups of " + std::to_string(spec.group) + " do not divide rows of " + std::to_string(shape.in));
   const auto parts = mx::quantize(mx::astype(dense, mx::float16), spec.group, spec.bits);
@@ -152,6 +152,7 @@ std::vector<Result> measure(const Options& options, const Shape& shape, const st
     for (const auto& precision : options.precisions)
       if ((weight.bits && weight.coding != Coding::mxfp8) || precision == "exact")
         results.push_back({{shape, weights, ops::parse_precision(precision), rows}, {}, 0, {}});
+  if (results.empty()) throw Error("--weights " + weights + " run in floats alone: give --precision exact");
   std::vector<Runner> runners;
   runners.reserve(results.size());
   for (auto& result : results) {
@@ -163,6 +164,7 @@ std::vector<Result> measure(const Options& options, const Shape& shape, const st
       limits.read.push_back(machine.read_bytes_per_second());
       limits.floats.push_back(machine.float_ops_per_second());
       limits.integers.push_back(machine.integer_ops_per_second());
+      limits.regions.push_back(machine.region_seconds());
     }
     results[i].samples.push_back(runners[i].run());
   });
@@ -196,6 +198,7 @@ Json as_json(const std::vector<Result>& results, const MachineLimits& limits, co
           {"read_samples", limits.read},
           {"float_gop_s", median(limits.floats) / 1e9},
           {"integer_gop_s", median(limits.integers) / 1e9},
+          {"region_us", median(limits.regions) * 1e6},
           {"results", list}};
 }
 
@@ -208,7 +211,7 @@ std::string as_table(const std::vector<Result>& results, const MachineLimits& li
                     fixed(100 * r.ops_per_second() / peak_of(r, limits), 0) + " %"});
   return table(rows) + "limits in this run: read " + fixed(median(limits.read) / 1e9, 1) + " GB/s, float " +
          fixed(median(limits.floats) / 1e9, 0) + " Gop/s, 16-bit integer activations " + fixed(median(limits.integers) / 1e9, 0) +
-         " Gop/s\n";
+         " Gop/s; an empty parallel region " + fixed(median(limits.regions) * 1e6, 2) + " us\n";
 }
 
 int run(const Options& options) {

@@ -48,4 +48,13 @@ double Limits::read_bytes_per_second() const {
 double Limits::float_ops_per_second() const { return rate<float>(kernels::float_operations); }
 double Limits::integer_ops_per_second() const { return rate<int32_t>(kernels::integer_operations); }
 
+double Limits::region_seconds() const {
+  constexpr int kRegions = 20000;
+  ThreadPool& pool = ThreadPool::instance();
+  return timed([&] {
+           for (int i = 0; i < kRegions; ++i) pool.run(pool.size(), [](size_t, size_t worker) { kept.fetch_or(worker >> 32); });
+         }) /
+         kRegions;
+}
+
 }  // namespace tersor::cli

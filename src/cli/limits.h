@@ -14,6 +14,8 @@ class Limits {
   /// Peak rates of float multiply-adds and of the int16 kernels' integer products, operations a second.
   double float_ops_per_second() const;
   double integer_ops_per_second() const;
+  /// A parallel region whose tasks, one a thread, do nothing; regions follow one another as within a decode step.
+  double region_seconds() const;
 
  private:
   std::shared_ptr<std::byte> memory_;

@@ -1,5 +1,6 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <cstring>
@@ -96,6 +97,22 @@ TEST_F(Files, PlacesThatCannotBeWrittenAreRefusedBeforeAnythingIsWritten) {
   const auto never = [](const fs::path&) { FAIL() << "write was called"; };
   EXPECT_THAT(message_of([&] { write_atomically(folder_, never); }), HasSubstr("is a directory"));
   EXPECT_THAT(message_of([&] { write_atomically(place("no/such/file"), never); }), HasSubstr("does not exist"));
+}
+
+TEST_F(Files, APipeIsRefusedAndNotWaitedFor) {
+  ASSERT_EQ(::mkfifo(place("pipe").c_str(), 0600), 0);
+  EXPECT_THAT(message_of([&] { MappedFile file(place("pipe")); }), HasSubstr("not a regular file"));
+}
+
+TEST_F(Files, ALinkStaysAndItsTargetIsWritten) {
+  const fs::path target = file("target", "old"), link = place("link"), dangling = place("dangling");
+  fs::create_symlink(target, link);
+  fs::create_symlink(place("later"), dangling);
+  for (const fs::path& path : {link, dangling})
+    write_atomically(path, [](const fs::path& temporary) { std::ofstream(temporary) << "new"; });
+  EXPECT_TRUE(fs::is_symlink(link) && fs::is_symlink(dangling));
+  EXPECT_EQ(read_file(target), "new");
+  EXPECT_EQ(read_file(place("later")), "new");
 }
 
 TEST_F(Files, DeviceFilesAreWrittenAsTheyAre) {

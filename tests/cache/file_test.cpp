@@ -225,6 +225,8 @@ TEST_F(File, DamagedContentsAreRefused) {
     write(path("d"), bad);
     expect_refused(path("d"), kModel, HasSubstr("damaged"));
   }
+  write(path("d"), good + "x");
+  expect_refused(path("d"), kModel, HasSubstr("1 bytes follow"));
   write(path("d"), with(good, R"("tokens":"30")", R"("tokens":"29")"));
   expect_refused(path("d"), kModel, HasSubstr("damaged"));
 }
