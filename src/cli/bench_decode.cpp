@@ -73,18 +73,7 @@ void add_bench_decode(CLI::App& parent, Commands& commands) {
   options->model.add(*app);
   options->kv.add(*app, true, "full and " + kv_name(cache::KvSpec::recommended()));
   add_whole_list(*app, "--depth", options->depths, 0, kMostTokens, "Tokens in the cache before decoding")->default_str("512,4096");
-  app->add_option("--steps", options->setup.steps, "Tokens a sample decodes")
-      ->type_name("N")
-      ->check(whole(1, 100000))
-      ->capture_default_str();
-  app->add_option("--repeat", options->setup.repeat, "Samples of each setting")
-      ->type_name("R")
-      ->check(whole(1, 1000))
-      ->capture_default_str();
-  app->add_option("--chunk", options->setup.chunk, "Prompt tokens processed at a time")
-      ->type_name("N")
-      ->check(whole(1, kMostChunk))
-      ->capture_default_str();
+  options->setup.add(*app);
   add_json(*app, options->json);
   commands.push_back({app, [options] { return run(*options); }});
 }

@@ -222,18 +222,7 @@ void add_bench_model(CLI::App& parent, Commands& commands) {
       ->type_name("random|prefill")
       ->capture_default_str();
   add_whole_list(*app, "--prefill", options->prefill, 1, kMostTokens, "Measure prompts of so many tokens too");
-  app->add_option("--steps", options->setup.steps, "Tokens a sample decodes")
-      ->type_name("N")
-      ->check(whole(1, 100000))
-      ->capture_default_str();
-  app->add_option("--repeat", options->setup.repeat, "Samples of each setting")
-      ->type_name("R")
-      ->check(whole(1, 1000))
-      ->capture_default_str();
-  app->add_option("--chunk", options->setup.chunk, "Prompt tokens processed at a time")
-      ->type_name("N")
-      ->check(whole(1, kMostChunk))
-      ->capture_default_str();
+  options->setup.add(*app);
   app->add_option("--seed", options->seed, "Of the random weights")
       ->type_name("N")
       ->check(whole(0, std::numeric_limits<int64_t>::max()))

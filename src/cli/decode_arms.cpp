@@ -167,6 +167,12 @@ Fill parse_fill(const std::string& text) {
 
 std::string name_of(Fill fill) { return fill == Fill::prefill ? "prefill" : "random"; }
 
+void DecodeSetup::add(CLI::App& app) {
+  app.add_option("--steps", steps, "Tokens a sample decodes")->type_name("N")->check(whole(1, 100000))->capture_default_str();
+  app.add_option("--repeat", repeat, "Samples of each setting")->type_name("R")->check(whole(1, 1000))->capture_default_str();
+  app.add_option("--chunk", chunk, "Prompt tokens processed at a time")->type_name("N")->check(whole(1, kMostChunk))->capture_default_str();
+}
+
 double DecodeResult::tok_s() const { return median(samples); }
 double DecodeResult::ms() const { return samples.empty() ? 0 : 1e3 / tok_s(); }
 

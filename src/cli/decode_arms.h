@@ -1,6 +1,8 @@
 // Decoding behind caches of one depth, measured for several settings in turns.
 #pragma once
 
+#include <CLI/CLI.hpp>
+
 #include <span>
 #include <string>
 #include <vector>
@@ -20,6 +22,9 @@ struct DecodeSetup {
   int steps = 32, repeat = 5, chunk = 512;
   Dtype full_dtype = Dtype::f16;
   Fill fill = Fill::prefill;
+
+  /// The options --steps, --repeat and --chunk.
+  void add(CLI::App& app);
 };
 
 struct DecodeResult {
