@@ -69,6 +69,37 @@ TEST_P(Pools, SeveralThreadsMayCallAtOnce) {
   EXPECT_EQ(total, 3 * 50 * 6);
 }
 
+TEST_P(Pools, EveryTaskOfStreamsRunsOnceHoweverLongItTakes) {
+  ThreadPool pool(GetParam());
+  for (int region = 0; region < 60; ++region)
+    for (const size_t tasks : {0u, 1u, 2u, 3u, 5u, 8u, 97u}) {
+      std::vector<int> count(tasks);
+      const auto one = [&](size_t task, size_t) {
+        if (task % 7 == static_cast<size_t>(region) % 7) std::this_thread::sleep_for(std::chrono::microseconds(3));
+        ++count[task];
+      };
+      region % 3 ? pool.run_streams(tasks, one) : pool.run(tasks, one);  // both kinds follow one another
+      ASSERT_EQ(std::accumulate(count.begin(), count.end(), 0), static_cast<int>(tasks));
+      for (const int times : count) ASSERT_EQ(times, 1);
+    }
+}
+
+TEST_P(Pools, AWorkerTakesItsOwnStreamInOrder) {
+  ThreadPool pool(GetParam());
+  constexpr size_t kTasks = 240;
+  std::vector<std::vector<size_t>> taken(pool.size());
+  pool.run_streams(kTasks, [&](size_t task, size_t worker) { taken[worker].push_back(task); });
+  for (size_t worker = 0; worker < pool.size(); ++worker) {
+    const size_t begin = kTasks * worker / pool.size(), end = kTasks * (worker + 1) / pool.size();
+    size_t next = begin;
+    for (const size_t task : taken[worker])
+      if (task >= begin && task < end) {
+        EXPECT_EQ(task, next) << "of worker " << worker;
+        next = task + 1;
+      }
+  }
+}
+
 INSTANTIATE_TEST_SUITE_P(Sizes, Pools, testing::Values(1, 2, 3, 5));
 
 }  // namespace
