@@ -85,22 +85,29 @@ std::vector<Shape> parse_shapes(const std::vector<std::string>& texts) {
   return shapes;
 }
 
+// Refuses names that make_weight does not know and shapes that they do not fit.
+void check_weights(const Shape& shape, const std::string& name) {
+  if (name == "f32" || name == "f16" || name == "bf16") return;
+  const bool mx = name == "mxfp4" || name == "mxfp8";
+  if (!mx && !name.starts_with("affine:"))
+    throw Error("--weights " + name + " is unknown: give affine:BITS,group=SIZE, mxfp4, mxfp8, f16, bf16 or f32");
+  const int group = mx ? 32 : codec::Spec::parse(name).group;
+  if (shape.in % group)
+    throw Error("--weights " + name + ": groups of " + std::to_string(group) + " do not divide rows of " + std::to_string(shape.in));
+}
+
+// Random numbers of a format that check_weights has taken.
 ops::LinearWeight make_weight(const Shape& shape, const std::string& name) {
   const mx::array dense = mx::multiply(mx::random::normal({shape.out, shape.in}), mx::array(0.05f));
   if (name == "f32" || name == "f16" || name == "bf16")
     return {mx::astype(dense, name == "f32" ? mx::float32 : name == "f16" ? mx::float16 : mx::bfloat16), {}, {}, 0, 0, {}};
   if (name == "mxfp4" || name == "mxfp8") {
-    if (shape.in % 32) throw Error("--weights " + name + ": groups of 32 do not divide rows of " + std::to_string(shape.in));
     const auto parts = mx::quantize(dense, std::nullopt, std::nullopt, name);
     ops::LinearWeight weight{parts[0], parts[1], {}, name == "mxfp4" ? 4 : 8, 32, {}};
     weight.coding = name == "mxfp4" ? Coding::mxfp4 : Coding::mxfp8;
     return weight;
   }
-  if (!name.starts_with("affine:"))
-    throw Error("--weights " + name + " is unknown: give affine:BITS,group=SIZE, mxfp4, mxfp8, f16, bf16 or f32");
   const codec::Spec spec = codec::Spec::parse(name);
-  if (shape.in % spec.group)
-    throw Error("--weights " + name + ": groups of " + std::to_string(spec.group) + " do not divide rows of " + std::to_string(shape.in));
   const auto parts = mx::quantize(mx::astype(dense, mx::float16), spec.group, spec.bits);
   return {parts[0], parts[1], parts[2], spec.bits, spec.group, {}};
 }
@@ -219,7 +226,7 @@ int run(const Options& options) {
   for (const auto& text : options.precisions) ops::parse_precision(text);
   if (mx::default_device() != mx::Device::cpu) throw Error("bench linear measures the CPU kernels: run it with MLX's CPU backend");
   for (const auto& shape : shapes)
-    for (const auto& weights : options.weights) make_weight(shape, weights);  // refuses before anything slow
+    for (const auto& weights : options.weights) check_weights(shape, weights);
   const Limits machine;
   MachineLimits limits;
   std::vector<Result> results;

@@ -57,4 +57,18 @@ inline void check(const Weights& w, const Packed& packed, const Numbers& x, size
   }
 }
 
+// Two panels of 1024 columns times one row that is always the same.
+inline std::vector<float> one_row(const PackedMatrix& m) {
+  std::mt19937 rng(8);
+  return multiply(m, Numbers(Dtype::f32, random_floats(rng, 1024, 1.0f)), 1, 0, 2);
+}
+
+// Results of several targets: equal but for `epsilons` float roundings of the largest number.
+inline void expect_alike(const std::vector<std::vector<float>>& results, double epsilons) {
+  double size = 0;
+  for (const float v : results[0]) size = std::max<double>(size, std::abs(v));
+  for (const auto& other : results)
+    for (size_t i = 0; i < other.size(); ++i) EXPECT_NEAR(other[i], results[0][i], epsilons * kEpsilon * size);
+}
+
 }  // namespace tersor::kernels

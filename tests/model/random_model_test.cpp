@@ -1,4 +1,5 @@
 // Models made from a shape alone: what the table says, that they are whole, finite and repeatable, and what is refused.
+#include "model/error_of.h"
 #include "model/random_model.h"
 
 #include <gmock/gmock.h>
@@ -14,17 +15,9 @@
 namespace tersor::model {
 namespace {
 
+using testing::error_of;
 using ::testing::HasSubstr;
 using testing::tiny_config;
-
-template <class F>
-std::string error_of(F&& f) {
-  try {
-    f();
-  } catch (const Error& error) { return error.what(); }
-  ADD_FAILURE() << "no error";
-  return {};
-}
 
 Config small_config() {
   Config c = tiny_config();

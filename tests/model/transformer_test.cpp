@@ -7,6 +7,7 @@
 #include <ostream>
 #include <random>
 
+#include "model/error_of.h"
 #include "model/reference_transformer.h"
 #include "model/rope_frequencies.h"
 #include "model/tiny_model.h"
@@ -14,6 +15,7 @@
 namespace tersor::model {
 namespace {
 
+using testing::error_of;
 using testing::tiny_config;
 using testing::tiny_model;
 
@@ -44,15 +46,6 @@ double largest_difference(std::span<const float> a, std::span<const float> b) {
   double largest = 0;
   for (size_t i = 0; i < std::min(a.size(), b.size()); ++i) largest = std::max(largest, std::abs(static_cast<double>(a[i]) - b[i]));
   return largest;
-}
-
-template <class F>
-std::string error_of(F&& f) {
-  try {
-    f();
-  } catch (const Error& error) { return error.what(); }
-  ADD_FAILURE() << "no error";
-  return {};
 }
 
 struct Variant {
