@@ -27,18 +27,27 @@ void check_ids(const int64_t* ids, size_t count, size_t rows) {
       throw std::runtime_error("[embed] id " + std::to_string(ids[i]) + " is outside the table of " + std::to_string(rows) + " rows");
 }
 
-// Rows `ids` of a weight to out [count, in] of type `type`.
-void gather_rows(const LinearJob& table, const int64_t* ids, size_t count, Dtype type, void* out) {
-  check_ids(ids, count, table.out_features());
+// A weight whose rows are wanted, in either form.
+struct Table {
+  kernels::LinearMatrix matrix;
+  kernels::PackedMatrix packed;
+  std::shared_ptr<const uint8_t> owner;  // of packed data
+  size_t out() const { return owner ? packed.out : matrix.out; }
+  size_t in() const { return owner ? packed.in : matrix.in; }
+};
+
+// Rows `ids` of it to out [count, in] of type `type`.
+void gather_rows(const Table& table, const int64_t* ids, size_t count, Dtype type, void* out) {
+  check_ids(ids, count, table.out());
   ThreadPool& pool = ThreadPool::instance();
-  const size_t step = 8, in = table.in_features(), stride = (in + 15) & ~size_t{15};
+  const size_t step = 8, in = table.in(), stride = (in + 15) & ~size_t{15};
   float* const rows = workspace(pool.size() * stride);
   pool.run((count + step - 1) / step, [&](size_t task, size_t worker) {
     for (size_t i = task * step; i < std::min(count, task * step + step); ++i) {
       char* const to = static_cast<char*>(out) + i * in * size_of(type);
       float* const row = type == Dtype::f32 ? reinterpret_cast<float*>(to) : rows + worker * stride;
       const auto id = static_cast<size_t>(ids[i]);
-      table.packed ? kernels::unpack_row(*table.packed, id, row) : kernels::dequantize_row(table.matrix, id, row);
+      table.owner ? kernels::unpack_row(table.packed, id, row) : kernels::dequantize_row(table.matrix, id, row);
       if (type != Dtype::f32) kernels::from_float(type, row, to, in);
     }
   });
@@ -52,7 +61,12 @@ class Embed : public Node {
   void eval_cpu(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs) override {
     InputTaker take(inputs, stream());
     const mx::array ids = take();
-    const LinearJob table = job_of(format_, [&take] { return take(); });
+    Table table;
+    if (format_.packed) {
+      table.packed = packed_matrix_of(format_), table.owner = format_.packed->data;
+    } else {
+      table.matrix = matrix_of(format_, [&take] { return take(); });
+    }
     mx::array& out = outputs[0];
     out.set_data(mx::allocator::malloc(out.nbytes()));
     take.encoder().set_output_array(out);

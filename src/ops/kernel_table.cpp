@@ -40,7 +40,6 @@ constexpr std::string_view kCachesInIntegers = "full*,int16|affine:*,int16|turbo
 
 // Every CPU kernel takes f32, f16 and bf16.
 constexpr Row kCpu[] = {
-    {"linear", kWeights, any_head, "", "cpu/linear"},
     {"linear", kPackedWeights, any_head, "", "cpu/linear_packed"},
     {"linear", kIntegerWeights, any_head, "", "cpu/linear_int16", Precision::int16},
     {"embed", kWeights, any_head, "", "cpu/embed"},
@@ -98,6 +97,8 @@ void look_up(Choice& choice, std::string_view variant, mx::Dtype dtype, int head
   }
   if (!known) throw std::invalid_argument("[choose] there is no op \"" + choice.op + "\"");
   choice.reason = "no CPU kernel for " + choice.op + " of " + choice.problem;
+  if (choice.op == "linear" && variant.find(",packed") == variant.npos && variant.find(",int16") == variant.npos)
+    choice.reason += ": its kernels take weights from LinearPacker";
 }
 
 // Ops besides those of the caches, whose GPU kernels take 16-bit activations.

@@ -64,7 +64,7 @@ class ProjectQkv : public Node {
     run.x = take().data<void>();
     run.norm = norm_job(take, params_.norm_eps);
     for (const auto& format : params_.formats) run.jobs.push_back(job_of(format, [&take] { return take(); }));
-    run.rows = inputs[0].size() / run.jobs[0].in_features();
+    run.rows = inputs[0].size() / run.jobs[0].matrix.in;
     for (auto& output : outputs) make_output(output, take.encoder());
     run.jobs[2].out = outputs[2].data<void>();
     const std::array<size_t, 2> sizes{outputs[0].size(), outputs[1].size()};
@@ -93,7 +93,7 @@ class ProjectQkv : public Node {
   // The last row's query on its own, before all rows' keys and values.
   static void set_apart(std::vector<LinearRun>& runs, std::vector<RopeRun>& turns) {
     LinearRun query = runs[0];
-    query.x = static_cast<const char*>(query.x) + (query.rows - 1) * query.jobs[0].in_features() * size_of(query.type);
+    query.x = static_cast<const char*>(query.x) + (query.rows - 1) * query.jobs[0].matrix.in * size_of(query.type);
     query.jobs.resize(1), query.rows = 1;
     runs[0].jobs.erase(runs[0].jobs.begin());
     runs.insert(runs.begin(), std::move(query));
@@ -143,11 +143,11 @@ class FeedForwardNode : public Node {
     inner.jobs.push_back(job_of(formats_[1], next));
     inner.jobs.push_back(job_of(formats_[2], next));
     down.jobs = {job_of(formats_[3], next)};
-    out.rows = inner.rows = down.rows = inputs[1].size() / out.jobs[0].out_features();
+    out.rows = inner.rows = down.rows = inputs[1].size() / out.jobs[0].matrix.out;
     make_output(outputs[0], take.encoder());
     down.jobs[0].out = outputs[0].data<void>();
     dispatch(take.encoder(), [out = std::move(out), inner = std::move(inner), down = std::move(down)]() mutable {
-      const auto [h, gated] = rooms<2>({out.rows * out.jobs[0].out_features(), out.rows * inner.jobs[0].out_features()}, out.type);
+      const auto [h, gated] = rooms<2>({out.rows * out.jobs[0].matrix.out, out.rows * inner.jobs[0].matrix.out}, out.type);
       out.jobs[0].out = h, inner.jobs[0].out = gated;
       inner.x = h, down.x = gated, down.residual = h;
       run_linear(out);

@@ -38,7 +38,7 @@ class Linear : public Node {
     }
     if (kind_ == LinearKind::add) run.residual = take().data<void>();
     for (const auto& format : formats_) run.jobs.push_back(job_of(format, [&take] { return take(); }));
-    run.rows = inputs[0].size() / run.jobs[0].in_features();
+    run.rows = inputs[0].size() / run.jobs[0].matrix.in;
     for (size_t j = 0; j < outputs.size(); ++j) {
       outputs[j].set_data(mx::allocator::malloc(outputs[j].nbytes()));
       take.encoder().set_output_array(outputs[j]);
@@ -93,8 +93,8 @@ std::vector<mx::array> node(LinearKind kind, const mx::array& x, const std::opti
                                 std::make_shared<Linear>(mx::to_stream(s), kind, activation, eps, std::move(formats)), inputs);
 }
 
-// Whether the fast node runs. Packed weights have no other way; those of the microscaling formats have no kernel before they are packed;
-// dense ones on a GPU leave many rows to MLX.
+// Whether the fast node runs. Packed weights have no other way; on the CPU others have no kernel; dense ones on a GPU leave many rows to
+// MLX.
 bool runs_fast(const std::string& op, const mx::array& x, std::span<const LinearWeight> weights, const Choice& choice) {
   for (const auto& weight : weights) {
     if (weight.packed && !choice.fast) throw std::invalid_argument("[" + op + "] packed weights need their fast kernel");
@@ -105,7 +105,6 @@ bool runs_fast(const std::string& op, const mx::array& x, std::span<const Linear
   return choice.fast;
 }
 
-// One node takes weights that are all packed or all not.
 bool alike(std::span<const LinearWeight> weights) {
   return std::all_of(weights.begin(), weights.end(), [&](const auto& w) { return fit_one_node({&w, &weights[0]}); });
 }

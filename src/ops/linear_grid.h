@@ -27,7 +27,7 @@ struct Grid {
   const LinearRun& run;
   size_t width, height;
 
-  size_t columns(size_t job) const { return ceil_div(run.jobs[job].out_features(), width); }
+  size_t columns(size_t job) const { return ceil_div(run.jobs[job].matrix.out, width); }
   size_t jobs() const { return run.kind == LinearKind::gated ? 1 : run.jobs.size(); }
   size_t all_columns() const {
     size_t sum = 0;
@@ -41,15 +41,14 @@ struct Grid {
     size_t column = task % per_row, job = 0;
     while (column >= columns(job)) column -= columns(job++);
     const size_t first = column * width;
-    return {job, row, std::min(height, run.rows - row), first, std::min(width, run.jobs[job].out_features() - first)};
+    return {job, row, std::min(height, run.rows - row), first, std::min(width, run.jobs[job].matrix.out - first)};
   }
 };
 
 /// Adds biases and turns the sums of one block (of two for a gated pair, `second`) into the output's type.
 void finish_block(const LinearRun& run, const Block& b, float* sums, float* second, size_t lds);
 
-/// The two ways to run a layer: floats from MLX's layout, integers from the packed one.
-void run_float(const LinearRun& run);
+/// Runs a layer whose rows of x went through their norm.
 void run_packed(const LinearRun& run);
 
 }  // namespace tersor::ops

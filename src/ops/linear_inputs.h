@@ -4,6 +4,7 @@
 #include <functional>
 #include <vector>
 
+#include "kernels/cpu/linear.h"
 #include "ops/linear_run.h"
 #include "tersor/ops.h"
 
@@ -20,16 +21,17 @@ struct WeightFormat {
   bool operator==(const WeightFormat&) const = default;
 };
 
-/// Whether one node can run them all: packed or not alike, and those that have no kernel as they are packed.
+/// Whether one node can run them all: on the CPU all are packed; on a GPU dense and affine weights also run as they are, packed or not
+/// alike.
 bool fit_one_node(std::initializer_list<const LinearWeight*> weights);
 
 /// Appends the weight's arrays: weight, (scales, (biases,)) (bias). Of a packed weight only the bias is one.
 void add_inputs(const LinearWeight& weight, std::vector<mx::array>& inputs);
-/// For eval: the same arrays in the same order, each from `take`, as a job whose result is the caller's to fill in.
+/// For eval: the same arrays in the same order, each from `take`. job_of: of a packed weight, the result is the caller's to fill in;
+/// matrix_of: of another, without its bias.
 LinearJob job_of(const WeightFormat& format, const std::function<mx::array()>& take);
-
-/// Views for the kernels. matrix_of: shape, bits and data; scales and biases are the caller's to fill in.
-kernels::LinearMatrix matrix_of(const mx::array& weight, const WeightFormat& format);
+kernels::LinearMatrix matrix_of(const WeightFormat& format, const std::function<mx::array()>& take);
 kernels::PackedMatrix packed_matrix_of(const LinearWeight& weight);
+kernels::PackedMatrix packed_matrix_of(const WeightFormat& format);
 
 }  // namespace tersor::ops

@@ -1,5 +1,6 @@
 #include <mlx/device.h>
 #include <mlx/memory.h>
+#include <mlx/ops.h>
 #include <mlx/transforms.h>
 
 #include <algorithm>
@@ -36,14 +37,18 @@ kernels::LinearMatrix shape_of(const LinearWeight& w) {
   return m;
 }
 
-// The same with its arrays evaluated and contiguous.
-kernels::LinearMatrix evaluated(const LinearWeight& w) {
-  kernels::LinearMatrix m = shape_of(w);
-  const auto data = [](mx::array part) -> const void* {
+// The same with its data, evaluated and contiguous; `kept` holds what had to be copied for that.
+kernels::LinearMatrix evaluated(const LinearWeight& w, std::vector<mx::array>& kept) {
+  const auto data = [&kept](mx::array part) -> const void* {
     part.eval();
-    if (!part.flags().row_contiguous) throw std::invalid_argument("[LinearPacker] weights must be contiguous arrays");
+    if (!part.flags().row_contiguous) {
+      kept.push_back(mx::contiguous(part));
+      part = kept.back();
+      part.eval();
+    }
     return part.data<void>();
   };
+  kernels::LinearMatrix m = shape_of(w);
   m.weight = data(w.weight);
   if (w.scales) m.scales = data(*w.scales);
   if (w.biases) m.biases = data(*w.biases);
@@ -69,7 +74,8 @@ LinearWeight LinearPacker::pack(const LinearWeight& w) {
     size_ = std::max(needed, kRegion), used_ = 0;
     region_ = huge_memory(size_);
   }
-  const kernels::LinearMatrix matrix = evaluated(w);
+  std::vector<mx::array> kept;
+  const kernels::LinearMatrix matrix = evaluated(w, kept);
   const kernels::PackedMatrix shape = kernels::packed_shape(matrix, precision_ == Precision::int16);
   auto* const to = reinterpret_cast<uint8_t*>(region_.get() + used_);
   ThreadPool::instance().run(shape.panels(),

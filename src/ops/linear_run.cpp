@@ -11,7 +11,7 @@ namespace {
 // The rows of x after the norm, in their own type.
 const void* normed(const LinearRun& run) {
   constexpr size_t kTaskNumbers = 16384;  // below that a parallel region costs more than it saves
-  const size_t in = run.jobs[0].in_features(), step = std::max<size_t>(1, kTaskNumbers / in), row_bytes = in * size_of(run.type);
+  const size_t in = run.jobs[0].matrix.in, step = std::max<size_t>(1, kTaskNumbers / in), row_bytes = in * size_of(run.type);
   auto* const to = reinterpret_cast<char*>(workspace((run.rows * row_bytes + 3) / 4, Workspace::rows));
   ThreadPool::instance().run(ceil_div(run.rows, step), [&](size_t task, size_t) {
     const size_t row = task * step;
@@ -29,7 +29,7 @@ void finish_block(const LinearRun& run, const Block& b, float* sums, float* seco
   if (second && run.jobs[1].bias)
     kernels::add_bias(second, lds, b.rows, b.count, run.jobs[1].bias_type, at(run.jobs[1].bias, b.first, run.jobs[1].bias_type));
   for (size_t r = 0; r < b.rows; ++r) {
-    const size_t to = (b.row + r) * job.out_features() + b.first;
+    const size_t to = (b.row + r) * job.matrix.out + b.first;
     if (second) {
       kernels::finish_gated(run.type, run.activation, sums + r * lds, second + r * lds, at(job.out, to, run.type), b.count);
     } else {
@@ -39,12 +39,11 @@ void finish_block(const LinearRun& run, const Block& b, float* sums, float* seco
 }
 
 void run_linear(const LinearRun& run) {
-  const auto dispatch = run.jobs[0].packed ? run_packed : run_float;
-  if (!run.norm.weight) return dispatch(run);
+  if (!run.norm.weight) return run_packed(run);
   LinearRun plain = run;
   plain.x = normed(run);
   plain.norm.weight = nullptr;
-  dispatch(plain);
+  run_packed(plain);
 }
 
 }  // namespace tersor::ops

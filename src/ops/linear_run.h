@@ -2,23 +2,18 @@
 #pragma once
 
 #include <memory>
-#include <optional>
 #include <vector>
 
-#include "kernels/cpu/linear.h"
 #include "kernels/cpu/linear_packed.h"
 
 namespace tersor::ops {
 
 struct LinearJob {
-  kernels::LinearMatrix matrix;
-  std::optional<kernels::PackedMatrix> packed;  // instead of `matrix`
-  std::shared_ptr<const uint8_t> owner;         // of the packed data
+  kernels::PackedMatrix matrix;
+  std::shared_ptr<const uint8_t> owner;  // of its data
   const void* bias = nullptr;
   Dtype bias_type = Dtype::f32;
   void* out = nullptr;  // [rows, matrix.out], of the run's type; unused for the second job of a gated pair
-  size_t out_features() const { return packed ? packed->out : matrix.out; }
-  size_t in_features() const { return packed ? packed->in : matrix.in; }
 };
 
 enum class LinearKind { plain, add, gated };
@@ -30,7 +25,7 @@ struct NormJob {
   float eps = 0;
 };
 
-/// All jobs share x [rows, in] and are packed or not alike. add: one job, `residual` [rows, out] is added. gated: two jobs, gate and
+/// All jobs share x [rows, in]. add: one job, `residual` [rows, out] is added. gated: two jobs, gate and
 /// up, one result.
 struct LinearRun {
   LinearKind kind = LinearKind::plain;

@@ -17,7 +17,7 @@ constexpr size_t kTaskBytes = 128 << 10;
 // Weight rows of one task, whole panels. Streams: as many tasks for every worker.
 size_t width_of(const LinearRun& run, size_t workers) {
   size_t panels = 0, bytes = 0;
-  for (const auto& job : run.jobs) panels += job.packed->panels(), bytes += job.packed->bytes();
+  for (const auto& job : run.jobs) panels += job.matrix.panels(), bytes += job.matrix.bytes();
   if (run.kind == LinearKind::gated) panels /= 2;
   if (reads_streams(run)) return kernels::kPackedRows * ceil_div(panels, workers * ceil_div(bytes, workers * kTaskBytes));
   return kernels::kPackedRows * std::clamp<size_t>(panels / (workers * 4), 1, 4);
@@ -27,7 +27,7 @@ size_t width_of(const LinearRun& run, size_t workers) {
 size_t height_of(const LinearRun& run, size_t columns, size_t workers) {
   if (reads_streams(run)) return run.rows;
   constexpr size_t kCache = 384 << 10, kStep = 8;
-  const size_t fit = std::max(kStep, kCache / kernels::packed_pass_bytes(*run.jobs[0].packed) / kStep * kStep);
+  const size_t fit = std::max(kStep, kCache / kernels::packed_pass_bytes(run.jobs[0].matrix) / kStep * kStep);
   const size_t blocks = std::max(ceil_div(run.rows, fit), std::min(ceil_div(4 * workers, columns), ceil_div(run.rows, kStep)));
   return ceil_div(ceil_div(run.rows, blocks), kStep) * kStep;
 }
@@ -52,21 +52,21 @@ void run_packed(const LinearRun& run) {
   size_t total = 0;
   for (const auto& job : run.jobs) {
     size_t same = 0;
-    while (!kernels::packed_alike(*run.jobs[same].packed, *job.packed)) ++same;
+    while (!kernels::packed_alike(run.jobs[same].matrix, job.matrix)) ++same;
     offsets.push_back(same < offsets.size() ? offsets[same] : total);
-    if (same + 1 == offsets.size()) total += run.rows * kernels::packed_prepared_bytes(*job.packed) / sizeof(float);
+    if (same + 1 == offsets.size()) total += run.rows * kernels::packed_prepared_bytes(job.matrix) / sizeof(float);
   }
   float* const prepared = workspace(total + pool.size() * per_worker);
   for (size_t j = 0, next = 0; j < run.jobs.size(); ++j) {
     if (offsets[j] != next) continue;
-    prepare(run, *run.jobs[j].packed, reinterpret_cast<uint8_t*>(prepared + next));
-    next += run.rows * kernels::packed_prepared_bytes(*run.jobs[j].packed) / sizeof(float);
+    prepare(run, run.jobs[j].matrix, reinterpret_cast<uint8_t*>(prepared + next));
+    next += run.rows * kernels::packed_prepared_bytes(run.jobs[j].matrix) / sizeof(float);
   }
   const auto one = [&](size_t task, size_t worker) {
     const Block b = grid.block(task);
     float* const sums = prepared + total + worker * per_worker;
     const auto multiply = [&](size_t j, float* to) {
-      const kernels::PackedMatrix& matrix = *run.jobs[j].packed;
+      const kernels::PackedMatrix& matrix = run.jobs[j].matrix;
       const auto* x = reinterpret_cast<const uint8_t*>(prepared + offsets[j]) + b.row * kernels::packed_prepared_bytes(matrix);
       kernels::packed_multiply(matrix, x, b.rows, b.first / kernels::kPackedRows, ceil_div(b.count, kernels::kPackedRows), to, grid.width);
     };

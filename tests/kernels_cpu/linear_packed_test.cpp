@@ -89,6 +89,23 @@ TEST_F(LinearPacked, ExtremeActivations) {
   });
 }
 
+TEST_F(LinearPacked, WeightRowsWithNonFiniteScalesStayApart) {
+  Weights w(4, 32, 9, 96, Dtype::f32, 21);
+  std::mt19937 rng(22);
+  const Numbers x(Dtype::f32, random_floats(rng, 19 * 96, 1.0f));
+  reinterpret_cast<float*>(w.scales->bytes.get())[4 * 3] = std::numeric_limits<float>::quiet_NaN();  // first group of row 4
+  w.biases->bytes[5 * 3 * 2 + 1] = 0x7C, w.biases->bytes[5 * 3 * 2] = 1;                             // an f16 NaN, of row 5
+  for (const bool integers : {true, false}) {
+    const Packed packed(w.matrix, integers);
+    on_every_target([&] {
+      for (const size_t rows : {1, 19}) {
+        const auto got = multiply(packed.matrix, x, rows, 0, 1);
+        for (size_t i = 0; i < got.size(); ++i) ASSERT_EQ(std::isnan(got[i]), i % 16 == 4 || i % 16 == 5) << i;
+      }
+    });
+  }
+}
+
 // The largest sums there are: every code and every activation at its top, the longest group.
 TEST_F(LinearPacked, IntegerSumsDoNotOverflow) {
   Weights w(8, 128, 16, 256, Dtype::f32, 9);

@@ -138,16 +138,16 @@ TEST(Rope, BadArgumentsAreRefused) {
 }
 
 TEST(Choose, NamesTheKernelOrTheReason) {
-  const Choice linear = choose("linear", "affine:4,group=32", mx::float32, 0, Policy::automatic);
+  const Choice linear = choose("linear", "affine:4,group=32,packed", mx::float32, 0, Policy::automatic);
   EXPECT_TRUE(linear.fast);
-  EXPECT_EQ(linear.kernel, "cpu/linear [" + kernels::simd_target_name() + "]");
-  EXPECT_EQ(linear.problem, "affine:4,group=32 f32");
-  const Choice odd = choose("linear", "affine:7,group=32", mx::float32, 0, Policy::automatic);
+  EXPECT_EQ(linear.kernel, "cpu/linear_packed [" + kernels::simd_target_name() + "]");
+  EXPECT_EQ(linear.problem, "affine:4,group=32,packed f32");
+  const Choice odd = choose("linear", "affine:7,group=32,packed", mx::float32, 0, Policy::automatic);
   EXPECT_FALSE(odd.fast);
   EXPECT_EQ(odd.kernel, "mlx (composed)");
   EXPECT_THAT(odd.reason, testing::HasSubstr("affine:7,group=32"));
-  EXPECT_THROW(choose("linear", "affine:7,group=32", mx::float32, 0, Policy::require), Error);
-  EXPECT_THROW(choose("linear", "f32", mx::float64, 0, Policy::require), Error);
+  EXPECT_THROW(choose("linear", "affine:7,group=32,packed", mx::float32, 0, Policy::require), Error);
+  EXPECT_THROW(choose("linear", "f32,packed", mx::float64, 0, Policy::require), Error);
   EXPECT_FALSE(choose("rope", "", mx::float32, 64, Policy::forbid).fast);
   EXPECT_TRUE(choose("rope", "qk_norm", mx::bfloat16, 80, Policy::require).fast);
   EXPECT_TRUE(choose("rms_norm", "", mx::float16, 0, Policy::require).fast);

@@ -41,7 +41,8 @@ TEST_F(LinearNode, EveryFormatRowCountAndTypeEqualsTheDoubleReference) {
         const LinearWeight w = random_weight(rng, bits, bits ? group : 0, 75, 256, kDtypes[turn / 3 % 3], turn % 2);
         const mx::array x = random_array(rng, {rows, 256}, dtype);
         const Product p = product(x, w);
-        const mx::array y = linear(x, {&w, 1}, fast("linear")).front();
+        const LinearWeight laid = packed(w);
+        const mx::array y = linear(x, {&laid, 1}, fast("linear")).front();
         ASSERT_EQ(y.dtype(), dtype);
         ASSERT_EQ(y.shape(), (mx::Shape{rows, 75}));
         expect_near(y, p.value, tolerance_of(p, dtype, 256, kFloatEpsilon), w.str() + " rows " + std::to_string(rows));
@@ -58,7 +59,8 @@ TEST_F(LinearNode, EqualsTheComposedVersion) {
         const LinearWeight w = random_weight(rng, bits, bits ? 64 : 0, 40, 128, dtype, true);
         const mx::array x = random_array(rng, {1, rows, 128}, dtype);
         const Product p = product(x, w);
-        const auto ours = floats_of(linear(x, {&w, 1}, fast("linear")).front());
+        const LinearWeight laid = packed(w);
+        const auto ours = floats_of(linear(x, {&laid, 1}, fast("linear")).front());
         const mx::array composed = linear(x, {&w, 1}, composed_choice("linear")).front();
         ASSERT_EQ(composed.dtype(), dtype);
         const auto theirs = floats_of(composed);
@@ -72,9 +74,10 @@ TEST_F(LinearNode, EqualsTheComposedVersion) {
 TEST_F(LinearNode, SeveralWeightsOfUnlikeFormatsShareOneNode) {
   const LinearWeight weights[] = {random_weight(rng, 4, 32, 96, 192, mx::float16), random_weight(rng, 6, 64, 33, 192, mx::float32, true),
                                   random_weight(rng, 4, 32, 5, 192, mx::float16), random_weight(rng, 0, 0, 17, 192, mx::bfloat16)};
+  const LinearWeight laid[] = {packed(weights[0]), packed(weights[1]), packed(weights[2]), packed(weights[3])};
   for (const int rows : {1, 4, 70}) {
     const mx::array x = random_array(rng, {rows, 192}, mx::float32);
-    const auto results = linear(x, weights, fast("linear"));
+    const auto results = linear(x, laid, fast("linear"));
     ASSERT_EQ(results.size(), 4u);
     for (size_t i = 0; i < 4; ++i) {
       const Product p = product(x, weights[i]);
@@ -90,34 +93,36 @@ TEST_F(LinearNode, PackedWeightsOfEveryFormat) {
                               random_mx_weight(rng, Coding::mxfp8, 33, 256),        random_weight(rng, 4, 64, 50, 256, mx::float16)};
   for (const Precision precision : {Precision::int16, Precision::exact}) {
     LinearPacker packer(precision);
-    std::vector<LinearWeight> packed;
+    std::vector<LinearWeight> laid;
     for (const auto& w : all) {
-      packed.push_back(packer.pack(w));
-      const Choice choice = choose("linear", packed.back().str(), mx::float32, 0, Policy::require);
-      EXPECT_EQ(choice.precision, packed.back().packed->integers ? Precision::int16 : Precision::exact) << packed.back().str();
-      EXPECT_THROW(packer.pack(packed.back()), std::invalid_argument);
+      laid.push_back(packer.pack(w));
+      const Choice choice = choose("linear", laid.back().str(), mx::float32, 0, Policy::require);
+      EXPECT_EQ(choice.precision, laid.back().packed->integers ? Precision::int16 : Precision::exact) << laid.back().str();
+      EXPECT_THROW(packer.pack(laid.back()), std::invalid_argument);
     }
     for (const int rows : {1, 5, 40}) {
       const mx::array x = random_array(rng, {rows, 256}, kDtypes[rows % 3]);
-      const auto results = linear(x, packed, fast("linear"));
-      for (size_t i = 0; i < packed.size(); ++i) {
+      const auto results = linear(x, laid, fast("linear"));
+      for (size_t i = 0; i < laid.size(); ++i) {
         const Product p = product(x, all[i]);
-        const double rounding = packed[i].packed->integers ? 1.0 / 8000 : 0;  // of x to integers, of groups whose largest is below 5
+        const double rounding = laid[i].packed->integers ? 1.0 / 8000 : 0;  // of x to integers, of groups whose largest is below 5
         auto tolerance = tolerance_of(p, x.dtype(), 256, kFloatEpsilon);
         const Worth worth(all[i]);
         for (size_t k = 0; k < tolerance.size(); ++k)
           for (size_t j = 0; j < 256; ++j) tolerance[k] += rounding * worth.terms[k % static_cast<size_t>(all[i].out_features()) * 256 + j];
-        expect_near(results[i], p.value, tolerance, packed[i].str() + " rows " + std::to_string(rows));
+        expect_near(results[i], p.value, tolerance, laid[i].str() + " rows " + std::to_string(rows));
       }
     }
   }
 }
 
-TEST_F(LinearNode, MicroscalingFormatsComposed) {
-  for (const Coding coding : {Coding::mxfp4, Coding::mxfp8}) {
-    const LinearWeight w = random_mx_weight(rng, coding, 40, 128, true);
-    EXPECT_EQ(w.str(), name_of(coding));
-    EXPECT_FALSE(choose("linear", w.str(), mx::float32, 0, Policy::automatic).fast);  // not before they are packed
+TEST_F(LinearNode, WeightsThatAreNotPackedRunComposed) {
+  const LinearWeight all[] = {random_mx_weight(rng, Coding::mxfp4, 40, 128, true), random_mx_weight(rng, Coding::mxfp8, 40, 128),
+                              random_weight(rng, 4, 64, 40, 128, mx::float16), random_weight(rng, 0, 0, 40, 128, mx::float32, true)};
+  for (const auto& w : all) {
+    const Choice choice = choose("linear", w.str(), mx::float32, 0, Policy::automatic);
+    EXPECT_FALSE(choice.fast);
+    EXPECT_THAT(choice.reason, testing::HasSubstr("LinearPacker"));
     for (const int rows : {1, 17}) {
       const mx::array x = random_array(rng, {rows, 128}, mx::float32);
       const Product p = product(x, w);
@@ -149,8 +154,8 @@ TEST_F(LinearNode, AddsTheResidual) {
       for (const int rows : {1, 20}) {
         const LinearWeight w = random_weight(rng, 4, 32, 67, 96, mx::float16, true);
         const mx::array x = random_array(rng, {rows, 96}, dtype), residual = random_array(rng, {rows, 67}, dtype);
-        const Choice choice = use_fast ? fast("linear") : composed_choice("linear");
-        const mx::array y = linear_add(x, w, residual, choice);
+        const mx::array y =
+            use_fast ? linear_add(x, packed(w), residual, fast("linear")) : linear_add(x, w, residual, composed_choice("linear"));
         ASSERT_EQ(y.dtype(), dtype);
         Product p = product(x, w);
         const auto r = floats_of(residual);
@@ -176,7 +181,8 @@ TEST_F(LinearNode, GatesWithEveryActivation) {
       for (const int rows : {1, 2, 40}) {
         const LinearWeight gate = random_weight(rng, 4, 32, 83, 96, mx::float16), up = random_weight(rng, 5, 32, 83, 96, mx::float16, true);
         const mx::array x = random_array(rng, {rows, 96}, mx::float32);
-        const mx::array y = linear_gated(x, gate, up, activation, use_fast ? fast("linear") : composed_choice("linear"));
+        const mx::array y = use_fast ? linear_gated(x, packed(gate), packed(up), activation, fast("linear"))
+                                     : linear_gated(x, gate, up, activation, composed_choice("linear"));
         const Product g = product(x, gate), u = product(x, up);
         std::vector<double> want(g.value.size()), tolerance(want.size());
         for (size_t i = 0; i < want.size(); ++i) {
@@ -196,8 +202,9 @@ TEST_F(LinearNode, TakesStridedAndBroadcastInputsAndAnyLeadingShape) {
   const mx::array base = random_array(rng, {6, 64, 2}, mx::float32);
   const mx::array strided = mx::transpose(mx::slice(base, {0, 0, 1}, {6, 64, 2}), {2, 0, 1});  // [1, 6, 64]
   const mx::array repeated = mx::broadcast_to(random_array(rng, {64}, mx::float32), {3, 2, 64});
+  const LinearWeight laid = packed(w);
   for (const mx::array& x : {strided, repeated}) {
-    const mx::array y = linear(x, {&w, 1}, fast("linear")).front();
+    const mx::array y = linear(x, {&laid, 1}, fast("linear")).front();
     mx::Shape shape = x.shape();
     shape.back() = 31;
     ASSERT_EQ(y.shape(), shape);
@@ -205,7 +212,7 @@ TEST_F(LinearNode, TakesStridedAndBroadcastInputsAndAnyLeadingShape) {
     expect_near(y, p.value, tolerance_of(p, mx::float32, 64, kFloatEpsilon), "strided");
   }
   const mx::array empty = mx::zeros({0, 64});
-  EXPECT_EQ(linear(empty, {&w, 1}, fast("linear")).front().shape(), (mx::Shape{0, 31}));
+  EXPECT_EQ(linear(empty, {&laid, 1}, fast("linear")).front().shape(), (mx::Shape{0, 31}));
 }
 
 TEST_F(LinearNode, StridedWeightsAreReadRight) {
@@ -214,7 +221,8 @@ TEST_F(LinearNode, StridedWeightsAreReadRight) {
   w.weight = mx::transpose(mx::contiguous(mx::transpose(w.weight)));
   const mx::array x = random_array(rng, {2, 64}, mx::float32);
   const Product p = product(x, w);
-  expect_near(linear(x, {&w, 1}, fast("linear")).front(), p.value, tolerance_of(p, mx::float32, 64, kFloatEpsilon), "strided weight");
+  const LinearWeight laid = packed(w);
+  expect_near(linear(x, {&laid, 1}, fast("linear")).front(), p.value, tolerance_of(p, mx::float32, 64, kFloatEpsilon), "strided weight");
 }
 
 TEST_F(LinearNode, EverySimdTargetAgrees) {
@@ -225,14 +233,15 @@ TEST_F(LinearNode, EverySimdTargetAgrees) {
         const LinearWeight w = random_weight(rng, bits, bits ? 32 : 0, 70, 160, mx::float16);
         const mx::array x = random_array(rng, {rows, 160}, mx::float16);
         const Product p = product(x, w);
-        expect_near(linear(x, {&w, 1}, fast("linear")).front(), p.value, tolerance_of(p, mx::float16, 160, kFloatEpsilon), name);
+        const LinearWeight laid = packed(w);
+        expect_near(linear(x, {&laid, 1}, fast("linear")).front(), p.value, tolerance_of(p, mx::float16, 160, kFloatEpsilon), name);
       }
     }
   }
 }
 
 TEST_F(LinearNode, NonFiniteRowsTouchNoOthers) {
-  const LinearWeight w = random_weight(rng, 8, 32, 20, 64, mx::float16);
+  const LinearWeight w = packed(random_weight(rng, 8, 32, 20, 64, mx::float16));
   for (const int rows : {3, 8, 30}) {
     const mx::array clean = random_array(rng, {rows, 64}, mx::float32);
     auto values = floats_of(clean);
@@ -273,8 +282,8 @@ TEST_F(LinearNode, BadShapesAndTypesAreRefusedByName) {
   EXPECT_THAT(message(x, bad), testing::HasSubstr("must be uint8"));
   bad = good, bad.bias = mx::zeros({9});
   EXPECT_THAT(message(x, bad), testing::HasSubstr("bias"));
-  EXPECT_THROW(linear_add(x, good, mx::zeros({2, 9}), fast("linear")), std::invalid_argument);
-  EXPECT_THROW(linear_gated(x, good, random_weight(rng, 4, 32, 9, 64, mx::float16), Activation::silu, fast("linear")),
+  EXPECT_THROW(linear_add(x, packed(good), mx::zeros({2, 9}), fast("linear")), std::invalid_argument);
+  EXPECT_THROW(linear_gated(x, packed(good), packed(random_weight(rng, 4, 32, 9, 64, mx::float16)), Activation::silu, fast("linear")),
                std::invalid_argument);
   EXPECT_THROW(linear(x, {}, fast("linear")), std::invalid_argument);
 }

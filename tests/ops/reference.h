@@ -65,6 +65,9 @@ inline LinearWeight random_mx_weight(std::mt19937& rng, Coding coding, int out, 
   return w;
 }
 
+/// The weight as the CPU's kernels take it, by default multiplied as floats.
+inline LinearWeight packed(const LinearWeight& w, Precision precision = Precision::exact) { return LinearPacker(precision).pack(w); }
+
 /// What each weight is worth, and |scale| * code + |bias|: what rounding errors are relative to.
 struct Worth {
   std::vector<double> value, terms, bias;
