@@ -46,7 +46,7 @@ constexpr size_t kIntegerRows = 16;
 #endif
 
 inline bool takes_integers(const KvAttend& p, const codec::Layout& layout, size_t rows) {
-  return !p.exact && rows <= kIntegerRows && layout.family != codec::Family::full;
+  return !p.exact && rows <= kIntegerRows && has_integers(layout);
 }
 
 template <bool kInverse>
@@ -67,16 +67,32 @@ void RotateRows(float* rows, size_t ld, size_t count, const codec::Rotation& rot
   }
 }
 
+// A row through a StoredMap: to[0, map.out) = sum of row[i] * matrix[i].
+inline void MapRow(const float* row, const codec::StoredMap& map, int64_t head, float* to) {
+  const F d;
+  const float* matrix = map.of_head(head);
+  const auto out = static_cast<size_t>(map.out), whole = out / hn::Lanes(d) * hn::Lanes(d);
+  std::fill(to, to + out, 0.0f);
+  for (int i = 0; i < map.in; ++i, matrix += out) {
+    const auto factor = hn::Set(d, row[i]);
+    for (size_t o = 0; o < whole; o += hn::Lanes(d))
+      hn::StoreU(hn::MulAdd(factor, hn::LoadU(d, matrix + o), hn::LoadU(d, to + o)), d, to + o);
+    for (size_t o = whole; o < out; ++o) to[o] += row[i] * matrix[o];
+  }
+}
+
 // Row r of an item is query token r / group of head r % group. Scores come out in units of log 2, unless a soft cap has to see them.
 inline void LoadQueries(const KvAttend& p, const KvItem& item, const KvScratch& s, size_t ld) {
   const int64_t group = p.heads / p.kv_heads;
   const F d;
   const auto scale = hn::Set(d, p.soft_cap > 0 ? p.scale : p.scale * softmax::kLog2E);
   for (int64_t r = 0; r < item.row_count * group; ++r) {
-    float* row = s.queries + r * ld;
+    const size_t dims = static_cast<size_t>(padded(p.key_dim));
+    float* row = p.key_map ? s.batch : s.queries + r * ld;
     ToFloat(p.queries.type, p.queries.row(item.batch, item.kv_head * group + r % group, item.row_begin + r / group), row, p.key_dim);
-    std::fill(row + p.key_dim, row + ld, 0.0f);
-    for (size_t i = 0; i < ld; i += hn::Lanes(d)) hn::StoreU(hn::Mul(hn::LoadU(d, row + i), scale), d, row + i);
+    std::fill(row + p.key_dim, row + dims, 0.0f);
+    for (size_t i = 0; i < dims; i += hn::Lanes(d)) hn::StoreU(hn::Mul(hn::LoadU(d, row + i), scale), d, row + i);
+    if (p.key_map) MapRow(row, *p.key_map, item.kv_head, s.queries + r * ld);
   }
   if (p.key_rotation) RotateRows<false>(s.queries, ld, item.row_count * group, *p.key_rotation, s.batch);
 }
@@ -94,42 +110,83 @@ inline void AccumulateCarefully(const float* weights, const float* values, float
       for (size_t i = 0; i < value_dim; ++i) output[i] += weights[t] * values[t * value_dim + i];
 }
 
+// The codebook of a part, which may be its head's own; null where it has none.
+inline const float* centroids(const codec::Layout& layout, const std::shared_ptr<const codec::Codec>* codecs, int64_t head) {
+  return layout.indexed() ? (codecs ? codecs[head].get() : layout.codec.get())->centroids().data() : nullptr;
+}
+
 // One tile as an item meets it.
 struct TileView {
+  int64_t kv_head;
   const uint8_t *keys, *values;
   int tokens;  // that any row sees
   size_t rows;
 };
 
-inline void Scores(const KvAttend& p, const codec::Layout& layout, const TileView& tile, const KvScratch& s, const KvScratchSizes& n) {
-  if (takes_integers(p, layout, tile.rows)) {
-    const auto score = layout.family == codec::Family::affine ? ScoreAffine : ScoreLevels;
-    return score(layout, tile.keys, tile.tokens, s.integers, tile.rows, s.scalars, s.scores);
-  }
-  if (layout.family == codec::Family::full && tile.rows <= kDirectRows)
-    return ScoreFull(layout, tile.keys, tile.tokens, s.queries, n.key_dim, tile.rows, s.scores);
-  const TileFacts facts = DecodeTile(layout, tile.keys, tile.tokens, s.scalars, s.keys);
-  TileMatMul<false>(s.queries, n.key_dim, s.keys, kTile, s.scores, kTile, tile.rows, padded(tile.tokens), p.key_dim);
+inline void AddRows(const float* from, size_t count, float* to) {
+  const F d;
+  for (size_t i = 0; i < count; i += hn::Lanes(d)) hn::StoreU(hn::Add(hn::LoadU(d, from + i), hn::LoadU(d, to + i)), d, to + i);
+}
+
+// Scores of one tile decoded to floats: of `full` numbers, or of one part.
+inline void ScoreTile(const KvAttend& p, const codec::Layout& layout, const TileView& tile, const KvScratch& s, const KvScratchSizes& n,
+                      float* scores) {
+  const TileFacts facts = DecodeTile(layout, tile.keys, tile.tokens, centroids(layout, p.key_codecs, tile.kv_head), s.scalars, s.keys);
+  TileMatMul<false>(s.queries + layout.stored_begin, n.key_dim, s.keys, kTile, scores, kTile, tile.rows, padded(tile.tokens), layout.dim);
   if (facts.norms)
-    for (size_t r = 0; r < tile.rows; ++r) MultiplyRow(s.scores + r * kTile, facts.norms);
+    for (size_t r = 0; r < tile.rows; ++r) MultiplyRow(scores + r * kTile, facts.norms);
+}
+
+inline void Scores(const KvAttend& p, const codec::Layout& layout, const TileView& tile, const KvScratch& s, const KvScratchSizes& n) {
+  if (layout.family == codec::Family::full) {
+    if (tile.rows > kDirectRows) return ScoreTile(p, layout, tile, s, n, s.scores);
+    return ScoreFull(layout, tile.keys, tile.tokens, s.queries + layout.stored_begin, n.key_dim, tile.rows, s.scores);
+  }
+  const bool integers = takes_integers(p, layout, tile.rows);
+  for (size_t i = 0; i < layout.parts().size(); ++i) {
+    const codec::Layout& part = layout.parts()[i];
+    float* const scores = i == 0 ? s.scores : s.part_scores;
+    if (integers) {
+      const auto score = part.has_norms() ? ScoreLevels : ScoreAffine;
+      score(part, tile.keys, tile.tokens, n.integers(s, layout, i), tile.rows, s.scalars, scores);
+    } else {
+      ScoreTile(p, part, tile, s, n, scores);
+    }
+    if (i > 0) AddRows(scores, tile.rows * kTile, s.scores);
+  }
+}
+
+// Weights times one part of the values decoded to floats, added to the outputs. The weights are changed where the part has norms, into
+// `weights` if that is another place.
+inline void WeighTile(const KvAttend& p, const codec::Layout& layout, const TileView& tile, const KvScratch& s, const KvScratchSizes& n,
+                      float* weights) {
+  const TileFacts facts = DecodeTile(layout, tile.values, tile.tokens, centroids(layout, p.value_codecs, tile.kv_head), s.scalars, s.values);
+  if (weights != s.scores) std::copy_n(s.scores, tile.rows * kTile, weights);
+  if (facts.norms)
+    for (size_t r = 0; r < tile.rows; ++r) MultiplyRow(weights + r * kTile, facts.norms);
+  float* const outputs = s.outputs + layout.stored_begin;
+  const auto dims = static_cast<size_t>(layout.padded_dim);
+  if (facts.finite) {
+    TileMatMul<true>(weights, kTile, s.values, dims, outputs, n.value_dim, tile.rows, dims, tile.tokens);
+  } else {
+    for (size_t r = 0; r < tile.rows; ++r) AccumulateCarefully(weights + r * kTile, s.values, outputs + r * n.value_dim, dims, tile.tokens);
+  }
 }
 
 // Weights times values, added to the outputs. The weights may be changed.
 inline void Outputs(const KvAttend& p, const codec::Layout& layout, const TileView& tile, const KvScratch& s, const KvScratchSizes& n) {
-  if (takes_integers(p, layout, tile.rows)) {
-    const auto weigh = layout.family == codec::Family::affine ? WeighAffine : WeighLevels;
-    return weigh(layout, tile.values, tile.tokens, s.scores, tile.rows, s.scalars, s.outputs, n.value_dim);
+  if (layout.family == codec::Family::full) {
+    if (tile.rows > kDirectRows) return WeighTile(p, layout, tile, s, n, s.scores);
+    return WeighFull(layout, tile.values, tile.tokens, s.scores, tile.rows, s.outputs + layout.stored_begin, n.value_dim);
   }
-  if (layout.family == codec::Family::full && tile.rows <= kDirectRows)
-    return WeighFull(layout, tile.values, tile.tokens, s.scores, tile.rows, s.outputs, n.value_dim);
-  const TileFacts facts = DecodeTile(layout, tile.values, tile.tokens, s.scalars, s.values);
-  if (facts.norms)
-    for (size_t r = 0; r < tile.rows; ++r) MultiplyRow(s.scores + r * kTile, facts.norms);
-  if (facts.finite) {
-    TileMatMul<true>(s.scores, kTile, s.values, n.value_dim, s.outputs, n.value_dim, tile.rows, n.value_dim, tile.tokens);
-  } else {
-    for (size_t r = 0; r < tile.rows; ++r)
-      AccumulateCarefully(s.scores + r * kTile, s.values, s.outputs + r * n.value_dim, n.value_dim, tile.tokens);
+  const bool integers = takes_integers(p, layout, tile.rows);
+  for (const codec::Layout& part : layout.parts()) {
+    if (!integers) {
+      WeighTile(p, part, tile, s, n, layout.parts().size() > 1 ? s.part_scores : s.scores);
+      continue;
+    }
+    const auto weigh = part.has_norms() ? WeighLevels : WeighAffine;
+    weigh(part, tile.values, tile.tokens, s.scores, tile.rows, s.scalars, s.outputs + part.stored_begin, n.value_dim);
   }
 }
 
@@ -155,7 +212,7 @@ inline void Tile(const KvAttend& p, const KvItem& item, const KvSegment& segment
   const int64_t seen = visible(p, segment, last_row).hi - begin;  // by the last row, which sees the most
   const uint8_t* head = segment.blocks + item.batch * segment.batch_stride + item.kv_head * segment.head_stride;
   const codec::Layout &keys = *segment.keys, &values = *segment.values;
-  const TileView view{head + begin / keys.block_tokens * keys.block_bytes,
+  const TileView view{item.kv_head, head + begin / keys.block_tokens * keys.block_bytes,
                       head + segment.values_offset + begin / values.block_tokens * values.block_bytes,
                       static_cast<int>(std::min<int64_t>(kTile, seen)), static_cast<size_t>(item.row_count * (p.heads / p.kv_heads))};
   Scores(p, keys, view, s, n);
@@ -176,10 +233,16 @@ inline void Finish(const KvAttend& p, const KvItem& item, const KvScratch& s, co
     softmax::ScaleRow(s.outputs + r * n.value_dim, sum == 0 ? 0.0f : factor / sum, n.value_dim);  // a row that sees nothing gives zeros
   }
   if (p.value_rotation) RotateRows<true>(s.outputs, n.value_dim, rows, *p.value_rotation, s.batch);
+  const auto final_row = [&](int64_t r) {
+    float* const row = s.outputs + r * n.value_dim;
+    if (!p.value_map) return row;
+    MapRow(row, *p.value_map, item.kv_head, s.batch);
+    return s.batch;
+  };
   for (int64_t r = 0; r < rows; ++r) {
     const int64_t at = item.batch * p.out_batch_stride + (item.kv_head * group + r % group) * p.out_head_stride +
                        (item.row_begin + r / group) * p.out_token_stride;
-    FromFloat(p.queries.type, s.outputs + r * n.value_dim, static_cast<char*>(p.out) + at * static_cast<int64_t>(size_of(p.queries.type)),
+    FromFloat(p.queries.type, final_row(r), static_cast<char*>(p.out) + at * static_cast<int64_t>(size_of(p.queries.type)),
               p.value_dim);
   }
 }
@@ -188,10 +251,13 @@ inline void Finish(const KvAttend& p, const KvItem& item, const KvScratch& s, co
 inline void Begin(const KvAttend& p, const KvItem& item, const KvScratch& s, const KvScratchSizes& n) {
   const size_t rows = item.row_count * (p.heads / p.kv_heads);
   LoadQueries(p, item, s, n.key_dim);
-  for (const CodeNumbers numbers : {CodeNumbers::bytes, CodeNumbers::pairs}) {
-    const auto takes = [&](const KvSegment& x) { return takes_integers(p, *x.keys, rows) && numbers_of(*x.keys) == numbers; };
-    if (std::any_of(p.segments, p.segments + p.segment_count, takes))
-      QuantiseRows(s.queries, n.key_dim, rows, n.key_dim, numbers, s.integers);
+  const auto compressed = std::find_if(p.segments, p.segments + p.segment_count, [&](const KvSegment& x) { return takes_integers(p, *x.keys, rows); });
+  if (compressed != p.segments + p.segment_count) {  // all compressed segments have one layout
+    const codec::Layout& keys = *compressed->keys;
+    for (size_t i = 0; i < keys.parts().size(); ++i) {
+      const codec::Layout& part = keys.parts()[i];
+      QuantiseRows(s.queries + part.stored_begin, n.key_dim, rows, part.padded_dim, numbers_of(part), n.integers(s, keys, i));
+    }
   }
   std::fill(s.outputs, s.outputs + rows * n.value_dim, 0.0f);
   std::fill(s.lane_sums, s.lane_sums + rows * codec::kLanes, 0.0f);

@@ -6,6 +6,7 @@
 
 #include "codec/layout.h"
 #include "codec/rotation.h"
+#include "codec/stored_map.h"
 #include "kernels/cpu/kv_rows.h"
 
 namespace tersor::kernels {
@@ -35,6 +36,11 @@ struct KvAttend {
   int64_t out_batch_stride = 0, out_head_stride = 0, out_token_stride = 0;
   const codec::Rotation* key_rotation = nullptr;    // applied to queries; null: none
   const codec::Rotation* value_rotation = nullptr;  // undone on outputs
+  const codec::StoredMap* key_map = nullptr;        // instead of a rotation
+  const codec::StoredMap* value_map = nullptr;
+  /// [kv_heads] codecs of compressed segments, where heads have codebooks of their own; null: each layout's.
+  const std::shared_ptr<const codec::Codec>* key_codecs = nullptr;
+  const std::shared_ptr<const codec::Codec>* value_codecs = nullptr;
   float scale = 1, soft_cap = 0;
   bool causal = true;
   int64_t sliding_window = 0;

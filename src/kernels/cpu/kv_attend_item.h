@@ -48,20 +48,24 @@ inline KvTiles tiles_of(const KvAttend& p, const KvSegment& s, int64_t row_begin
 /// One item's memory, carved from its worker's. Rows are query tokens x heads of the group. Split items leave their results
 /// (outputs, maxima, sums) in the shared memory instead.
 struct KvScratch {
-  float *queries, *keys, *values, *scores, *scalars, *batch, *lane_sums;
-  IntegerRows integers;
+  float *queries, *keys, *values, *scores, *part_scores, *scalars, *batch, *lane_sums;
+  int32_t *words, *word_sums;  // queries as integers, by parts: [rows][stored / 2] and [rows][stored / 16] in all
+  float* steps;                // [parts][rows]
   float *outputs, *maxima, *sums;
 };
 
 struct KvScratchSizes {
-  size_t rows, key_dim, value_dim, scalar_rows = 1;
+  size_t rows, key_dim, value_dim;  // of stored vectors, padded
+  size_t scalar_rows = 1, parts = 1;
   KvScratchSizes(const KvAttend& p, int64_t row_tile)
       : rows(static_cast<size_t>(row_tile * (p.heads / p.kv_heads))),
-        key_dim(static_cast<size_t>(padded(p.key_dim))),
-        value_dim(static_cast<size_t>(padded(p.value_dim))) {
+        key_dim(static_cast<size_t>(p.key_map ? p.key_map->out : padded(p.key_dim))),
+        value_dim(static_cast<size_t>(p.value_map ? p.value_map->in : padded(p.value_dim))) {
     for (size_t i = 0; i < p.segment_count; ++i)
-      scalar_rows = std::max<size_t>(
-          {scalar_rows, static_cast<size_t>(p.segments[i].keys->scalar_rows), static_cast<size_t>(p.segments[i].values->scalar_rows)});
+      for (const codec::Layout* layout : {p.segments[i].keys, p.segments[i].values}) {
+        for (const codec::Layout& part : layout->parts()) scalar_rows = std::max(scalar_rows, decoded_scalar_rows(part));
+        parts = std::max(parts, layout->parts().size());
+      }
   }
   size_t padded_rows() const { return static_cast<size_t>(padded(static_cast<int64_t>(rows))); }
   size_t partial() const { return rows * value_dim + 2 * padded_rows(); }
@@ -70,10 +74,17 @@ struct KvScratchSizes {
     KvScratch s{};
     float* at[kParts];
     for (size_t i = 0; i < kParts; ++i) at[i] = std::exchange(memory, memory + part(i));
-    s.queries = at[0], s.keys = at[1], s.values = at[2], s.scores = at[3], s.scalars = at[4], s.batch = at[5], s.lane_sums = at[6];
-    s.integers = {{reinterpret_cast<int32_t*>(at[7]), reinterpret_cast<int32_t*>(at[8])}, reinterpret_cast<int32_t*>(at[9]), at[10]};
+    s.queries = at[0], s.keys = at[1], s.values = at[2], s.scores = at[3], s.part_scores = at[4], s.scalars = at[5], s.batch = at[6];
+    s.lane_sums = at[7];
+    s.words = reinterpret_cast<int32_t*>(at[8]), s.word_sums = reinterpret_cast<int32_t*>(at[9]), s.steps = at[10];
     set_results(at[11], s);
     return s;
+  }
+  /// The integers of one part of the keys. Two parts of one section have them twice.
+  IntegerRows integers(const KvScratch& s, const codec::Layout& keys, size_t part) const {
+    size_t begin = 0;
+    for (size_t i = 0; i < part; ++i) begin += static_cast<size_t>(keys.parts()[i].padded_dim);
+    return {s.words + rows * begin / 2, s.word_sums + rows * begin / codec::kLanes, s.steps + part * padded_rows()};
   }
   void set_results(float* memory, KvScratch& s) const {
     s.outputs = memory;
@@ -93,13 +104,13 @@ struct KvScratchSizes {
                                    codec::kTileTokens * key_dim,
                                    codec::kTileTokens * value_dim,
                                    codec::kTileTokens * rows,
+                                   codec::kTileTokens * rows,
                                    codec::kTileTokens * scalar_rows,
                                    std::max(key_dim, value_dim) * codec::kLanes,
                                    rows * codec::kLanes,
-                                   rows * key_dim / 2,
-                                   rows * key_dim / 2,
-                                   rows * key_dim / codec::kLanes,
-                                   rows,
+                                   parts * rows * key_dim / 2,
+                                   parts * rows * key_dim / codec::kLanes,
+                                   parts * padded_rows(),
                                    partial()};
     return static_cast<size_t>(padded(static_cast<int64_t>(floats[i])));
   }

@@ -1,6 +1,7 @@
 // The steps of attention over one tile of 64 tokens; each is compiled for every SIMD target, in files of their own.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 
@@ -8,18 +9,25 @@
 
 namespace tersor::kernels {
 
-/// Query rows as 16-bit integers: number = integer * steps[row].
+/// Query rows, or one section of them, as 16-bit integers: number = integer * steps[row].
 struct IntegerRows {
-  int32_t* words[2] = {};   // [row][padded dim / 2], packed for dot products with the bytes, and the 16-bit integers, of codes
-  int32_t* sums = nullptr;  // [row][padded dim / 16]: sums of 16 integers
-  float* steps = nullptr;   // [row]
+  int32_t* words = nullptr;  // [row][padded dim / 2], packed for dot products with the bytes, or the 16-bit integers, of codes
+  int32_t* sums = nullptr;   // [row][padded dim / 16]: sums of 16 integers
+  float* steps = nullptr;    // [row]
 };
+
+/// Whether codes are multiplied as integers, in every part: those of levels and affine ones.
+inline bool has_integers(const codec::Layout& layout) {
+  return layout.family != codec::Family::full &&
+         std::all_of(layout.parts().begin(), layout.parts().end(),
+                     [](const codec::Layout& part) { return part.has_norms() || part.family == codec::Family::affine; });
+}
+/// Rows of 64 floats that a part's scalars become.
+inline size_t decoded_scalar_rows(const codec::Layout& part) { return static_cast<size_t>(std::max(1, part.scalar_rows)); }
 
 /// What the codes of a compressed layout stand for in dot products: bytes, or 16-bit integers (10-bit levels).
 enum class CodeNumbers { bytes, pairs };
-inline CodeNumbers numbers_of(const codec::Layout& layout) {
-  return layout.family == codec::Family::turboquant && layout.bits > 4 ? CodeNumbers::pairs : CodeNumbers::bytes;
-}
+inline CodeNumbers numbers_of(const codec::Layout& part) { return part.has_norms() && part.bits > 4 ? CodeNumbers::pairs : CodeNumbers::bytes; }
 
 }  // namespace tersor::kernels
 
@@ -27,13 +35,13 @@ inline CodeNumbers numbers_of(const codec::Layout& layout) {
 #define TERSOR_KV_ATTEND_STEPS                                                                                                             \
   /* Quantises query rows of `dim` (padded) floats for codes of one kind. */                                                               \
   void QuantiseRows(const float* rows, size_t ld, size_t count, size_t dim, CodeNumbers numbers, const IntegerRows& to);                   \
-  /* scores[row][64] = rows times the keys of the first `tokens` tokens of one compressed block; other scores are undefined. */            \
+  /* scores[row][64] = rows times one part of the keys of the first `tokens` tokens of a block; other scores are undefined. */             \
   /* scalars: [scalar rows][64] floats of scratch. */                                                                                      \
   void ScoreAffine(const codec::Layout& keys, const uint8_t* block, int tokens, const IntegerRows& rows, size_t count, float* scalars,     \
                    float* scores);                                                                                                         \
   void ScoreLevels(const codec::Layout& keys, const uint8_t* block, int tokens, const IntegerRows& rows, size_t count, float* scalars,     \
                    float* scores);                                                                                                         \
-  /* outputs[row] += weights[row][64] times the values of one compressed block. Weights of tokens from `tokens` on must be 0. */           \
+  /* outputs[row] += weights[row][64] times one part of the values of a block. Weights of tokens from `tokens` on must be 0. */            \
   void WeighAffine(const codec::Layout& values, const uint8_t* block, int tokens, const float* weights, size_t count, float* scalars,      \
                    float* outputs, size_t ld);                                                                                             \
   void WeighLevels(const codec::Layout& values, const uint8_t* block, int tokens, const float* weights, size_t count, float* scalars,      \

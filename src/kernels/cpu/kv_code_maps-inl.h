@@ -36,7 +36,7 @@ struct LevelBytes {
 
   explicit LevelBytes(const codec::Layout& layout) {
     alignas(16) uint8_t bytes[16];
-    const int16_t* grid = layout.codec->grid().data();
+    const int16_t* grid = layout.table->grid.data();
     for (int i = 0; i < 16; ++i) bytes[i] = static_cast<uint8_t>((grid[i % (1 << kBits)] + 255) >> 1);
     table = hn::BitCast(I(), hn::LoadDup128(hn::Repartition<uint8_t, I>(), bytes));
   }
@@ -65,7 +65,7 @@ class LevelPairs {
   static constexpr bool kClean = false;  // permutes of words see five or six bits
 
   explicit LevelPairs(const codec::Layout& layout) {
-    const int16_t* grid = layout.codec->grid().data();
+    const int16_t* grid = layout.table->grid.data();
     low_ = _mm512_srai_epi16(_mm512_loadu_si512(grid), 1), high_ = _mm512_srai_epi16(_mm512_loadu_si512(grid + kCount - 32), 1);
   }
   HWY_INLINE Pairs operator()(VI codes) const { return {{look_up(codes.raw)}, {look_up(_mm512_srli_epi16(codes.raw, 8))}}; }
@@ -83,7 +83,7 @@ class LevelPairs {
   explicit LevelPairs(const codec::Layout& layout) {
     const hn::Full128<int16_t> words;
     const hn::Full64<uint8_t> bytes;
-    const int16_t* grid = layout.codec->grid().data() + kHalf;
+    const int16_t* grid = layout.table->grid.data() + kHalf;
     alignas(16) uint8_t low[16];
     size_t large = 0;
     for (int i = 0; i < kTables; ++i, grid += 16) {

@@ -1,13 +1,16 @@
 #include "kernels/cpu/kv_encode.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
+#include <vector>
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "kernels/cpu/kv_encode.cpp"
 // Before whatever includes highway.h:
 #include "hwy/foreach_target.h"  // IWYU pragma: keep
 #include "codec/affine.h"
+#include "codec/levels.h"
 #include "codec/scalar.h"
 #include "hwy/highway.h"
 #include "kernels/cpu/float_convert-inl.h"
@@ -25,6 +28,7 @@ inline constexpr size_t kEncodeBatch = codec::kLanes;
 struct EncodeBatch {
   size_t count = 0;
   const void* from[kEncodeBatch];
+  int64_t head[kEncodeBatch];
   uint8_t* block[kEncodeBatch];  // the block that holds the token
   int token[kEncodeBatch];       // within the block
 };
@@ -44,6 +48,10 @@ constexpr size_t kMaxDim = codec::kMaxDim;
 constexpr int kLanes = codec::kLanes;
 constexpr size_t kFew = 4;  // vectors of a batch whose places are called from memory in advance
 
+inline void Subtract(const float* from, size_t dim, float* x) {
+  for (size_t i = 0; i < dim; ++i) x[i] -= from[i];
+}
+
 // Vectors to columns; unused columns are zero.
 inline void Gather(const KvEncode& p, const EncodeBatch& batch, float* x) {
   const size_t dim = p.layout->dim;
@@ -51,6 +59,7 @@ inline void Gather(const KvEncode& p, const EncodeBatch& batch, float* x) {
   HWY_ALIGN float row[kMaxDim];
   for (size_t v = 0; v < batch.count; ++v) {
     ToFloat(p.rows.type, batch.from[v], row, dim);
+    if (p.centre) Subtract(p.centre + static_cast<size_t>(batch.head[v]) * dim, dim, row);
     for (size_t i = 0; i < dim; ++i) x[i * kBatch + v] = row[i];
   }
 }
@@ -140,12 +149,12 @@ inline void StoreCodes(hn::Vec<I> codes, uint8_t* to) {
 
 // Nearest levels of rows scaled to unit variance, and the sums that the stored scalar comes from.
 template <int kBits>
-void QuantiseLevels(const codec::Codec& codec, const float* x, uint8_t* codes, float* norm2, float* yc, float* cc) {
+void QuantiseLevels(const codec::Layout& layout, const float* x, uint8_t* codes, float* norm2, float* yc, float* cc) {
   const F d;
-  const size_t dim = codec.dim();
-  const levels::Table<kBits> table(codec.levels().data());
+  const size_t dim = layout.dim;
+  const levels::Table<kBits> table(layout.levels);
   HWY_ALIGN float tree[1 << kBits];
-  levels::Search<kBits>::make_tree(codec.thresholds().data(), tree);
+  levels::Search<kBits>::make_tree(layout.table->thresholds.data(), tree);
   const levels::Search<kBits> search(tree);
   for (size_t lane = 0; lane < kBatch; lane += hn::Lanes(d)) {
     auto sum = hn::Zero(d), product = hn::Zero(d), square = hn::Zero(d);
@@ -170,21 +179,25 @@ void QuantiseLevels(const codec::Codec& codec, const float* x, uint8_t* codes, f
 }
 
 inline void EncodeTurboquant(const KvEncode& p, const EncodeBatch& batch, const float* x, uint8_t* codes) {
-  const codec::Codec& codec = *p.layout->codec;
+  const codec::Layout& layout = *p.layout;
   HWY_ALIGN float norm2[kBatch], yc[kBatch], cc[kBatch];
-  switch (p.layout->bits) {
-    case 1: QuantiseLevels<1>(codec, x, codes, norm2, yc, cc); break;
-    case 2: QuantiseLevels<2>(codec, x, codes, norm2, yc, cc); break;
-    case 3: QuantiseLevels<3>(codec, x, codes, norm2, yc, cc); break;
-    case 4: QuantiseLevels<4>(codec, x, codes, norm2, yc, cc); break;
-    case 5: QuantiseLevels<5>(codec, x, codes, norm2, yc, cc); break;
-    default: QuantiseLevels<6>(codec, x, codes, norm2, yc, cc); break;
+  switch (layout.bits) {
+    case 1: QuantiseLevels<1>(layout, x, codes, norm2, yc, cc); break;
+    case 2: QuantiseLevels<2>(layout, x, codes, norm2, yc, cc); break;
+    case 3: QuantiseLevels<3>(layout, x, codes, norm2, yc, cc); break;
+    case 4: QuantiseLevels<4>(layout, x, codes, norm2, yc, cc); break;
+    case 5: QuantiseLevels<5>(layout, x, codes, norm2, yc, cc); break;
+    default: QuantiseLevels<6>(layout, x, codes, norm2, yc, cc); break;
   }
-  // Keys: |k|^2 / <k, c> makes inner products unbiased. Values: <v, c> / |c|^2 is the least-squares scalar.
-  const bool keys = p.layout->role == codec::Role::keys;
+  const codec::ScalarRule rule = codec::resolved(layout.codec->spec().scalar, layout.role);
+  const auto numbers = static_cast<float>(layout.dim);
   for (size_t v = 0; v < batch.count; ++v) {
-    const float scalar = norm2[v] > 0 && yc[v] > 0 ? (keys ? norm2[v] / yc[v] : yc[v] / cc[v]) : 0.0f;
-    PutScalar(*p.layout, batch, v, 0, codec::encode_norm(scalar));
+    float scalar = 0;
+    if (norm2[v] > 0 && yc[v] > 0)
+      scalar = rule == codec::ScalarRule::unbiased        ? norm2[v] / yc[v]
+               : rule == codec::ScalarRule::least_squares ? yc[v] / cc[v]
+                                                          : std::sqrt(norm2[v] / numbers);
+    PutScalar(layout, batch, v, 0, codec::encode_norm(scalar));
   }
 }
 
@@ -232,8 +245,28 @@ void StoreFull(const codec::Layout& layout, const EncodeBatch& batch, const floa
   }
 }
 
+// Families whose encoding is worth vectors of its own; others go through their codec's reference.
+inline bool has_kernel(const codec::Layout& layout) {
+  return layout.family == codec::Family::full || layout.family == codec::Family::affine || layout.family == codec::Family::turboquant;
+}
+
+inline void EncodePlainly(const KvEncode& p, const EncodeBatch& batch) {
+  const codec::Layout& layout = *p.layout;
+  const auto dim = static_cast<size_t>(layout.dim);
+  std::vector<float> x(dim), scalars(static_cast<size_t>(layout.codec->scalars()));
+  std::vector<codec::Code> codes(static_cast<size_t>(layout.codes));
+  for (size_t v = 0; v < batch.count; ++v) {
+    const codec::Codec& codec = p.codecs ? *p.codecs[batch.head[v]] : *layout.codec;
+    ToFloat(p.rows.type, batch.from[v], x.data(), dim);
+    if (p.centre) Subtract(p.centre + static_cast<size_t>(batch.head[v]) * dim, dim, x.data());
+    codec.encode(x, codes, scalars);
+    layout.put(batch.block[v], batch.token[v], codes, scalars);
+  }
+}
+
 inline void EncodeOne(const KvEncode& p, const EncodeBatch& batch) {
   const codec::Layout& layout = *p.layout;
+  if (!has_kernel(layout)) return EncodePlainly(p, batch);
   HWY_ALIGN float x[kMaxDim * kBatch];
   HWY_ALIGN uint8_t codes[kMaxDim * kBatch];
   if (batch.count <= kFew) Prefetch(layout, batch);
@@ -249,7 +282,7 @@ inline void EncodeOne(const KvEncode& p, const EncodeBatch& batch) {
       }
       return;
     case codec::Family::affine: EncodeAffine(p, batch, x, codes); break;
-    case codec::Family::turboquant: EncodeTurboquant(p, batch, x, codes); break;
+    default: EncodeTurboquant(p, batch, x, codes); break;
   }
   if (layout.role == codec::Role::keys)
     Pack<true>(layout, batch, codes);
@@ -307,6 +340,7 @@ void kv_encode_task(const KvEncode& p, size_t task) {
                   high = std::min(p.first + p.tokens, (block + 1) * units.block_tokens);
     for (int64_t token = low; token < high; ++token) {
       batch.from[batch.count] = p.rows.row(b, head, token - p.first);
+      batch.head[batch.count] = head;
       batch.block[batch.count] = at;
       batch.token[batch.count] = static_cast<int>(token - block * units.block_tokens);
       if (++batch.count == kEncodeBatch) flush();

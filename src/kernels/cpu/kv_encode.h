@@ -13,6 +13,9 @@ namespace tersor::kernels {
 struct KvEncode {
   const codec::Layout* layout = nullptr;
   const codec::Rotation* rotation = nullptr;  // applied before encoding; null: none
+  /// [heads] codecs, where heads have calibrations of their own; null: the layout's.
+  const std::shared_ptr<const codec::Codec>* codecs = nullptr;
+  const float* centre = nullptr;  // [heads][dim], subtracted first; null: nothing
   bool sanitise = true;                       // NaN becomes 0, magnitudes are clamped to half precision's range
   KvRows rows;                                // [batch][heads][tokens][dim]
   int64_t batch = 0, heads = 0, tokens = 0;

@@ -15,14 +15,23 @@
 HWY_BEFORE_NAMESPACE();
 namespace tersor::kernels::HWY_NAMESPACE {
 
-/// scalars: [scalar rows][64].
+/// Scalars of one part: [scalar rows][64].
 inline void DecodeScalars(const codec::Layout& layout, const uint8_t* block, float* scalars) {
   namespace hn = hwy::HWY_NAMESPACE;
   using levels::F;
+  if (layout.scalar_bytes() == 1) {  // exponents; 2^-127 is not a normal number and counts as 0
+    const hn::Rebind<uint8_t, F> bytes;
+    const hn::RebindToSigned<F> wide;
+    for (int i = 0; i < layout.scalar_rows * codec::kTileTokens; i += static_cast<int>(hn::Lanes(F()))) {
+      const auto exponent = hn::PromoteTo(wide, hn::LoadU(bytes, block + layout.scalars_offset + i));
+      hn::StoreU(hn::BitCast(F(), hn::ShiftLeft<23>(exponent)), F(), scalars + i);
+    }
+    return;
+  }
   const uint16_t* stored = reinterpret_cast<const uint16_t*>(block + layout.scalars_offset);
   const hn::Rebind<uint16_t, F> narrow;
   const hn::RebindToUnsigned<F> wide;
-  const bool norms = layout.family == codec::Family::turboquant;
+  const bool norms = layout.has_norms();
   for (int i = 0; i < layout.scalar_rows * codec::kTileTokens; i += static_cast<int>(hn::Lanes(F()))) {
     const auto bits = hn::PromoteTo(wide, hn::LoadU(narrow, stored + i));
     const auto rest = norms ? bits : hn::And(bits, hn::Set(wide, 0x7fffu));

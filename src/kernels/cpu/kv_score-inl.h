@@ -8,7 +8,6 @@
 #endif
 
 #include <algorithm>
-#include <type_traits>
 
 #include "hwy/highway.h"
 #include "kernels/cpu/kv_attend_parts.h"
@@ -53,7 +52,7 @@ HWY_INLINE VF Finish(const typename Map::Dots::Sums& dots, float of_row, float s
     return hn::Mul(hn::MulAdd(scale, total, hn::Mul(bias, hn::Set(F(), of_row))), hn::Set(F(), step));
   } else {
     const VF centred = hn::Sub(total, hn::Set(F(), Map::kCentre * of_row));
-    return hn::Mul(centred, hn::Mul(scale, hn::Set(F(), step * 2 * layout.codec->grid_step())));
+    return hn::Mul(centred, hn::Mul(scale, hn::Set(F(), step * 2 * layout.table->step)));
   }
 }
 
@@ -66,7 +65,7 @@ HWY_INLINE void ScorePair(const Keys& k, const Map& map, const Queries& q, float
   const size_t dims = layout.padded_dim, quads = dims / 4;
   const size_t part = Map::kAffine ? std::min<size_t>(layout.group, Dots::kMostTerms) : Dots::kMostTerms;
   const uint8_t *low = k.block + layout.planes[0].offset, *high = k.block + layout.planes[1].offset;
-  Ahead<kBits> ahead{k.block + layout.block_bytes + kPair * Ahead<kBits>::bytes(quads), layout.block_bytes};
+  Ahead<kBits> ahead{low + layout.block_bytes + kPair * Ahead<kBits>::bytes(quads), layout.block_bytes};
   for (size_t lane = 0; lane < codec::kLanes; lane += hn::Lanes(F())) {
     for (size_t begin = 0; begin < dims; begin += part) {
       const size_t end = std::min(begin + part, dims);
@@ -114,8 +113,7 @@ template <class Map>
 void ScoreRows(const Keys& keys, const IntegerRows& rows, size_t count, float* scores) {
   const Map map(keys.layout);
   const size_t dims = keys.layout.padded_dim;
-  constexpr CodeNumbers kNumbers = std::is_same_v<typename Map::Dots, PairDots> ? CodeNumbers::pairs : CodeNumbers::bytes;
-  Queries q{rows.words[static_cast<int>(kNumbers)], rows.sums, rows.steps};
+  Queries q{rows.words, rows.sums, rows.steps};
   for (size_t runs = (count + 3) / 4; runs; --runs) {  // runs of nearly equal height
     const size_t n = (count + runs - 1) / runs;
     switch (n) {

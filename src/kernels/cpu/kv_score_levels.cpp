@@ -14,7 +14,7 @@ TERSOR_KV_ATTEND_STEPS
 
 void QuantiseRows(const float* rows, size_t ld, size_t count, size_t dim, CodeNumbers numbers, const IntegerRows& to) {
   using namespace integer;
-  int32_t* words = to.words[static_cast<int>(numbers)];
+  int32_t* words = to.words;
   for (size_t r = 0; r < count; ++r, rows += ld, words += dim / 2) {
     int32_t* const sums = to.sums + r * (dim / codec::kLanes);
     to.steps[r] =

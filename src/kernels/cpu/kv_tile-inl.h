@@ -38,13 +38,29 @@ HWY_INLINE VI Byte(VI codes) {
 // Codes to numbers. Turboquant: levels, the norm stays apart. Affine: code * scale + bias, both given for the lanes.
 template <int kBits>
 struct LevelMap {
+  static constexpr bool kScaled = false, kBiased = false;
   levels::Table<kBits> table;
   explicit LevelMap(const codec::Layout& layout) : table(layout.levels) {}
   HWY_INLINE VF operator()(VI codes, VF, VF) const { return table(codes); }
 };
 struct AffineMap {
+  static constexpr bool kScaled = true, kBiased = true;
   explicit AffineMap(const codec::Layout&) {}
   HWY_INLINE VF operator()(VI codes, VF scale, VF bias) const { return hn::MulAdd(hn::ConvertTo(F(), codes), scale, bias); }
+};
+
+// Microscaled: value * scale of the group.
+struct Mxfp4Map {
+  static constexpr bool kScaled = true, kBiased = false;
+  levels::Table<4> table;
+  explicit Mxfp4Map(const codec::Layout& layout) : table(layout.table->levels.data()) {}
+  HWY_INLINE VF operator()(VI codes, VF scale, VF) const { return hn::Mul(table(codes), scale); }
+};
+struct Mxfp8Map {
+  static constexpr bool kScaled = true, kBiased = false;
+  const float* values;
+  explicit Mxfp8Map(const codec::Layout& layout) : values(layout.table->levels.data()) {}
+  HWY_INLINE VF operator()(VI codes, VF scale, VF) const { return hn::Mul(hn::GatherIndex(F(), values, codes), scale); }
 };
 
 // Keys to tile [padded dim][64].
@@ -59,10 +75,8 @@ void DecodeKeys(const codec::Layout& layout, const uint8_t* block, const float* 
         constexpr int kParity = which / 4, kGroup = which % 4;
         const size_t quad = first + kParity, at = kGroup * kLanes + lane;
         VF scale = hn::Zero(F()), bias = scale;
-        if constexpr (std::is_same_v<Map, AffineMap>) {
-          scale = hn::LoadU(F(), scalars + group_of_dims * kTileTokens + at);
-          bias = hn::LoadU(F(), scalars + (layout.groups + group_of_dims) * kTileTokens + at);
-        }
+        if constexpr (Map::kScaled) scale = hn::LoadU(F(), scalars + group_of_dims * kTileTokens + at);
+        if constexpr (Map::kBiased) bias = hn::LoadU(F(), scalars + (layout.groups + group_of_dims) * kTileTokens + at);
         const VI four = codes::KeyCodes<kBits, true, kGroup, kParity>(low, high, quad, lane);
         float* to = tile + quad * 4 * kTileTokens + at;
         hn::StoreU(map(Byte<0>(four), scale, bias), F(), to);
@@ -83,7 +97,7 @@ void DecodeValues(const codec::Layout& layout, const uint8_t* block, const float
   for (size_t dims = 0; dims < ld / kLanes; ++dims) {
     const int group_of_dims = std::min(static_cast<int>(dims * kLanes) / layout.group, layout.groups - 1);
     const float* scale = scalars + group_of_dims * kTileTokens;
-    const float* bias = scalars + (layout.groups + group_of_dims) * kTileTokens;
+    [[maybe_unused]] const float* bias = scalars + (layout.groups + group_of_dims) * kTileTokens;
     for (size_t base = 0; base < codes::kTokenQuads; base += kStep)
       for (size_t lane = 0; lane < kLanes; lane += hn::Lanes(F()))
         codes::Unrolled<kStep>([&](auto inner) {
@@ -91,10 +105,41 @@ void DecodeValues(const codec::Layout& layout, const uint8_t* block, const float
           const size_t token = (base + inner) * 4;
           codes::Unrolled<4>([&](auto byte) {
             VF s = hn::Zero(F()), b = s;
-            if constexpr (std::is_same_v<Map, AffineMap>) s = hn::Set(F(), scale[token + byte]), b = hn::Set(F(), bias[token + byte]);
+            if constexpr (Map::kScaled) s = hn::Set(F(), scale[token + byte]);
+            if constexpr (Map::kBiased) b = hn::Set(F(), bias[token + byte]);
             hn::StoreU(map(Byte<byte>(four), s, b), F(), tile + (token + byte) * ld + dims * kLanes + lane);
           });
         });
+  }
+}
+
+// The indices of all tokens' sub-vector j.
+HWY_INLINE void UnpackIndices(const codec::Layout& layout, const uint8_t* block, int j, int32_t* HWY_RESTRICT at) {
+  std::fill_n(at, kTileTokens, 0);
+  for (int p = 0; p < layout.plane_count; ++p) {
+    const codec::Plane& plane = layout.planes[p];
+    const int run = 8 * plane.bits, mask = (1 << plane.bits) - 1;
+    const uint8_t* HWY_RESTRICT row = block + plane.offset + static_cast<size_t>(j * run);
+    for (int first = 0, shift = 0; first < kTileTokens; first += run, shift += plane.bits)
+      for (int t = 0; t < run; ++t) at[first + t] |= (row[t] >> shift & mask) << plane.shift;
+  }
+}
+
+// Codebook indices: keys to [padded dim][64], values to [64][padded dim].
+inline void DecodeIndices(const codec::Layout& layout, const uint8_t* block, const float* centroids, float* tile) {
+  const int sub = layout.codec->spec().sub, ld = layout.padded_dim;
+  HWY_ALIGN int32_t at[kTileTokens];
+  for (int j = 0; j < layout.codes; ++j) {
+    UnpackIndices(layout, block, j, at);
+    if (layout.role == codec::Role::values) {
+      for (int t = 0; t < kTileTokens; ++t) std::copy_n(centroids + at[t] * sub, sub, tile + t * ld + j * sub);
+      continue;
+    }
+    for (int t = 0; t < kTileTokens; t += static_cast<int>(hn::Lanes(F()))) {
+      const VI first = hn::Mul(hn::Load(I(), at + t), hn::Set(I(), sub));
+      for (int i = 0; i < sub; ++i)
+        hn::StoreU(hn::GatherIndex(F(), centroids, hn::Add(first, hn::Set(I(), i))), F(), tile + (j * sub + i) * kTileTokens + t);
+    }
   }
 }
 
@@ -149,9 +194,11 @@ struct TileFacts {
   const float* norms = nullptr;  // [64]: numbers of token t are to be multiplied by norms[t]; null: by 1
 };
 
-/// Decodes `tokens` (1..64) tokens from the start of `blocks` into `tile`: keys [padded dim][64], values [64][padded dim].
+/// Decodes `tokens` (1..64) tokens from the start of `blocks`, `full` numbers or one part, into `tile`: keys [padded dim][64], values
+/// [64][padded dim]. centroids: of indices.
 /// scalars: [max(1, scalar_rows)][64] floats of scratch, which the result may point to.
-inline TileFacts DecodeTile(const codec::Layout& layout, const uint8_t* blocks, int tokens, float* scalars, float* tile) {
+inline TileFacts DecodeTile(const codec::Layout& layout, const uint8_t* blocks, int tokens, const float* centroids, float* scalars,
+                            float* tile) {
   using namespace tile_decode;
   TileFacts facts;
   if (layout.family == codec::Family::full) {
@@ -160,7 +207,9 @@ inline TileFacts DecodeTile(const codec::Layout& layout, const uint8_t* blocks, 
       case Dtype::bf16: facts.finite = DecodeFull<Dtype::bf16>(layout, blocks, tokens, tile); break;
       case Dtype::f32: facts.finite = DecodeFull<Dtype::f32>(layout, blocks, tokens, tile); break;
     }
-  } else if (layout.family == codec::Family::turboquant) {
+  } else if (layout.indexed()) {
+    DecodeIndices(layout, blocks, centroids, tile);
+  } else if (layout.has_norms()) {
     DecodeScalars(layout, blocks, scalars);
     facts.norms = scalars;
     switch (layout.bits) {
@@ -171,6 +220,9 @@ inline TileFacts DecodeTile(const codec::Layout& layout, const uint8_t* blocks, 
       case 5: DecodeCodes<5, LevelMap<5>>(layout, blocks, nullptr, tile); break;
       default: DecodeCodes<6, LevelMap<6>>(layout, blocks, nullptr, tile); break;
     }
+  } else if (layout.scalar_bytes() == 1) {
+    DecodeScalars(layout, blocks, scalars);
+    layout.bits == 4 ? DecodeCodes<4, Mxfp4Map>(layout, blocks, scalars, tile) : DecodeCodes<8, Mxfp8Map>(layout, blocks, scalars, tile);
   } else {
     DecodeScalars(layout, blocks, scalars);
     switch (layout.bits) {

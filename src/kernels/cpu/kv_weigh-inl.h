@@ -120,7 +120,7 @@ HWY_NOINLINE void Weigh(const Values& values, const Map& map, const Weights& wei
   constexpr int kStep = codes::most_fields(kBits);
   const codec::Layout& layout = values.layout;
   const uint8_t *low = values.block + layout.planes[0].offset, *high = values.block + layout.planes[1].offset;
-  Ahead<kBits> ahead{values.block + layout.block_bytes + Ahead<kBits>::bytes(first / 2 * kQuads), layout.block_bytes};
+  Ahead<kBits> ahead{low + layout.block_bytes + Ahead<kBits>::bytes(first / 2 * kQuads), layout.block_bytes};
   for (size_t lane = 0; lane < codec::kLanes; lane += hn::Lanes(F())) {
     typename Dots::Sums dots[kRows][2];
 #pragma GCC unroll 4
@@ -158,7 +158,7 @@ void WeighRun(const Values& values, const Map& map, const float* weights, float*
   const codec::Layout& layout = values.layout;
   const float* scalars = values.scalars;
   const size_t blocks = layout.padded_dim / codec::kLanes, per_group = Map::kAffine ? layout.group / codec::kLanes : blocks;
-  const CodeFacts facts{Map::kCentre, Map::kAffine ? 1.0f : 2 * layout.codec->grid_step()};
+  const CodeFacts facts{Map::kCentre, Map::kAffine ? 1.0f : 2 * layout.table->step};
   Weights prepared;
   for (size_t begin = 0; begin < blocks; begin += per_group, scalars += kTile) {
     Prepare<Map::kAffine, Map::Dots::kWords, kRows>(weights, facts, scalars, scalars + layout.groups * kTile, prepared);
