@@ -1,121 +1,129 @@
 #include <algorithm>
-#include <cmath>
-#include <limits>
+#include <numeric>
 
-#include "codec/affine.h"
-#include "codec/books.h"
-#include "codec/layout.h"
+#include "codec/family.h"
 #include "codec/rotation.h"
-#include "codec/scalar.h"
 
 namespace tersor::codec {
 namespace {
 
-float cleaned(float x) { return std::isnan(x) ? 0.0f : std::clamp(x, -kInputMax, kInputMax); }
+std::string names_of(Role role) { return role == Role::keys ? "keys" : "values"; }
 
-// Nearest level; a value on a threshold takes the lower one.
-uint8_t nearest(std::span<const float> thresholds, float y) {
-  return static_cast<uint8_t>(std::lower_bound(thresholds.begin(), thresholds.end(), y) - thresholds.begin());
+[[noreturn]] void refuse(const Spec& spec, const std::string& why) { throw Error("codec " + spec.str() + ": " + why); }
+
+void check_calibration(const Spec& spec, Role role, int dim, const Calibration* c) {
+  if (!needs_calibration(spec)) return;
+  if (!c) refuse(spec, "needs a calibration of the model's " + names_of(role) + "; there is none");
+  const auto wrong = [&](const char* what, size_t has, size_t wants) {
+    refuse(spec, std::string("the calibration has ") + std::to_string(has) + " " + what + " where " + std::to_string(wants) +
+                     " are needed; calibrate for this model and codec");
+  };
+  const auto size = static_cast<size_t>(dim);
+  if (spec.family == Family::vecinfer) {
+    const size_t wants = (size_t{1} << spec.bits) * static_cast<size_t>(spec.sub);
+    if (c->centroids.size() != wants) wrong("codebook numbers", c->centroids.size(), wants);
+    if (role == Role::keys && c->smoothing.size() != size) wrong("smoothing factors", c->smoothing.size(), size);
+  } else {
+    std::vector<int> order = c->channels;
+    std::sort(order.begin(), order.end());
+    std::vector<int> all(size);
+    std::iota(all.begin(), all.end(), 0);
+    if (order != all) refuse(spec, "the calibration's channels are not 0 to " + std::to_string(dim - 1) + " in some order");
+  }
 }
 
 }  // namespace
 
+bool needs_calibration(const Spec& spec) {
+  return spec.family == Family::turboquant_split || spec.family == Family::vecinfer || (spec.family == Family::qjl && spec.outliers > 0);
+}
+
+Codec::Codec(const Spec& spec, Role role, int dim, Dtype full_dtype)
+    : spec_(spec), role_(role), dim_(dim), dtype_(spec.dtype.value_or(full_dtype)), form_(form_of(spec, role, dim, full_dtype)) {
+  if (spec.family == Family::full) spec_.bits = static_cast<int>(8 * size_of(dtype_));
+}
+
 Codec::~Codec() = default;
+
+const LevelTable* Codec::table(int) const { return nullptr; }
+const Rotation* Codec::rotation() const { return nullptr; }
+
+std::span<const float> Codec::centroids() const { return {}; }
 
 int Codec::groups() const {
   switch (spec_.family) {
-    case Family::full: return 0;
-    case Family::affine: return (dim_ + spec_.group - 1) / spec_.group;
+    case Family::affine: return spec_.axis == Axis::token ? (dim_ + spec_.group - 1) / spec_.group : dim_;
+    case Family::mxfp4:
+    case Family::mxfp8: return (dim_ + spec_.group - 1) / spec_.group;
     case Family::turboquant: return 1;
-  }
-  return 0;
-}
-
-std::shared_ptr<const Codec> Codec::make(const Spec& spec, Role role, int dim, Dtype full_dtype) {
-  if (dim < 1 || dim > kMaxDim)
-    throw Error("codec " + spec.str() + ": head size " + std::to_string(dim) + " is outside 1 to " + std::to_string(kMaxDim));
-  std::shared_ptr<Codec> codec(new Codec);
-  codec->spec_ = spec;
-  codec->role_ = role;
-  codec->dim_ = dim;
-  codec->dtype_ = spec.dtype.value_or(full_dtype);
-  if (spec.family == Family::full) codec->spec_.bits = static_cast<int>(8 * size_of(codec->dtype_));
-  if (spec.family != Family::turboquant) return codec;
-  if (dim < 4 || !Rotation::supports(dim))
-    throw Error("codec " + spec.str() + " does not fit head size " + std::to_string(dim) + ": turboquant takes sizes " +
-                Rotation::supported_sizes() + "; affine and full take any size");
-  codec->rotation_ = std::make_shared<Rotation>(dim, spec.rounds, spec.seed);
-  const GridBook& book = grid_book(dim, spec.bits);
-  codec->grid_ = book.grid;
-  codec->grid_step_ = static_cast<float>(book.step);
-  for (size_t i = 0; i < book.grid.size(); ++i) {
-    codec->levels_.push_back(static_cast<float>(book.grid[i] * book.step));
-    if (i > 0) codec->thresholds_.push_back(static_cast<float>((book.grid[i - 1] + book.grid[i]) / 2 * book.step));
-  }
-  return codec;
-}
-
-void Codec::encode(std::span<const float> x, std::span<uint8_t> codes, std::span<float> scalars) const {
-  if (spec_.family == Family::affine) {
-    std::vector<float> clean(x.size());
-    std::transform(x.begin(), x.end(), clean.begin(), cleaned);
-    const float top = static_cast<float>((1 << spec_.bits) - 1);
-    for (int g = 0; g < groups(); ++g) {
-      const size_t begin = static_cast<size_t>(g) * spec_.group, count = std::min<size_t>(spec_.group, dim_ - begin);
-      const auto [low, high] = std::minmax_element(clean.begin() + begin, clean.begin() + begin + count);
-      const Affine affine = affine_from_range(*low, *high, spec_.bits);
-      scalars[g] = affine.scale, scalars[groups() + g] = affine.bias;
-      for (size_t i = begin; i < begin + count; ++i)
-        codes[i] =
-            affine.scale == 0 ? 0 : static_cast<uint8_t>(std::clamp(std::nearbyint((clean[i] - affine.bias) / affine.scale), 0.0f, top));
-    }
-  } else if (spec_.family == Family::turboquant) {
-    std::vector<double> y(x.size());
-    std::transform(x.begin(), x.end(), y.begin(), cleaned);
-    rotation_->apply(y);
-    double norm2 = 0, yc = 0, cc = 0;
-    for (const double v : y) norm2 += v * v;
-    const double inverse = norm2 > 0 ? std::sqrt(dim_ / norm2) : 0;
-    for (int i = 0; i < dim_; ++i) {
-      codes[i] = nearest(thresholds_, static_cast<float>(y[i] * inverse));
-      yc += y[i] * levels_[codes[i]];
-      cc += static_cast<double>(levels_[codes[i]]) * levels_[codes[i]];
-    }
-    // Keys: the scalar that makes inner products unbiased, |k|^2 / <k, c>. Values: least squares, <v, c> / |c|^2.
-    const double scalar = norm2 == 0 ? 0 : role_ == Role::keys ? norm2 / yc : yc / cc;
-    scalars[0] = decode_norm(encode_norm(static_cast<float>(scalar)));
+    default: return 0;
   }
 }
 
-void Codec::decode(std::span<const uint8_t> codes, std::span<const float> scalars, std::span<float> y) const {
-  for (int i = 0; i < dim_; ++i) {
-    if (spec_.family == Family::turboquant)
-      y[i] = levels_[codes[i]] * scalars[0];
-    else
-      y[i] = codes[i] * scalars[i / spec_.group] + scalars[groups() + i / spec_.group];
-  }
+void Codec::map_query(std::span<const double> q, std::span<double> mapped) const { std::copy(q.begin(), q.end(), mapped.begin()); }
+void Codec::map_output(std::span<const double> stored, std::span<double> output) const {
+  std::copy(stored.begin(), stored.end(), output.begin());
 }
 
 void Codec::roundtrip(std::span<const float> x, std::span<float> y) const {
-  if (spec_.family == Family::full) {
-    std::transform(x.begin(), x.end(), y.begin(), [this](float v) {
-      return dtype_ == Dtype::f16 ? half_to_float(float_to_half(v)) : dtype_ == Dtype::bf16 ? bfloat_to_float(float_to_bfloat(v)) : v;
-    });
-    return;
-  }
-  std::vector<uint8_t> codes(dim_);
-  std::vector<float> scalars(2 * groups());
+  const auto tokens = static_cast<size_t>(block_tokens()), stored_dim = static_cast<size_t>(form_.stored_dim);
+  std::vector<Code> codes(tokens * static_cast<size_t>(form_.codes));
+  std::vector<float> scalars(static_cast<size_t>(form_.scalars)), stored(tokens * stored_dim);
   encode(x, codes, scalars);
-  decode(codes, scalars, y);
-  if (!rotation_) return;
-  std::vector<double> back(y.begin(), y.end());
-  rotation_->inverse(back);
-  std::copy(back.begin(), back.end(), y.begin());
+  decode(codes, scalars, stored);
+  std::vector<double> output(static_cast<size_t>(dim_));
+  for (size_t t = 0; t < tokens; ++t) {
+    const std::vector<double> from(stored.begin() + static_cast<std::ptrdiff_t>(t * stored_dim),
+                                   stored.begin() + static_cast<std::ptrdiff_t>((t + 1) * stored_dim));
+    map_output(from, output);
+    std::copy(output.begin(), output.end(), y.begin() + static_cast<std::ptrdiff_t>(t * output.size()));
+  }
 }
 
-double Codec::bits_per_element() const {
-  const int scalars = spec_.family == Family::affine ? 2 * groups() : spec_.family == Family::turboquant ? 1 : 0;
-  return spec_.bits + 16.0 * scalars / dim_;
+double Codec::bits_per_element() const { return codec::bits_per_element(spec_, role_, dim_, dtype_); }
+
+std::shared_ptr<const Codec> Codec::make(const Spec& spec, Role role, int dim, Dtype full_dtype, const Calibration* calibration) {
+  form_of(spec, role, dim, full_dtype);
+  check_calibration(spec, role, dim, calibration);
+  switch (spec.family) {
+    case Family::full: return make_full(spec, role, dim, full_dtype);
+    case Family::affine: return spec.axis == Axis::token ? make_affine(spec, role, dim) : make_channel_affine(spec, role, dim);
+    case Family::turboquant: return make_turboquant(spec, role, dim);
+    case Family::turboquant_split: return make_split(spec, role, dim, *calibration);
+    case Family::turboquant_prod: return make_prod(spec, role, dim);
+    case Family::turboquant_rvq: return make_rvq(spec, role, dim);
+    case Family::qjl: return make_qjl(spec, role, dim, calibration);
+    case Family::vecinfer: return make_vecinfer(spec, role, dim, *calibration);
+    case Family::mxfp4:
+    case Family::mxfp8: return make_microscaled(spec, role, dim);
+  }
+  throw Error("codec " + spec.str() + " cannot be made");
+}
+
+std::vector<float> query_matrix(const Codec& codec) {
+  const auto dim = static_cast<size_t>(codec.dim()), rows = static_cast<size_t>(codec.stored_dim());
+  std::vector<float> matrix(rows * dim);
+  std::vector<double> column(rows);
+  for (size_t c = 0; c < dim; ++c) {
+    std::vector<double> unit(dim, 0.0);
+    unit[c] = 1;
+    codec.map_query(unit, column);
+    for (size_t r = 0; r < rows; ++r) matrix[r * dim + c] = static_cast<float>(column[r]);
+  }
+  return matrix;
+}
+
+std::vector<float> output_matrix(const Codec& codec) {
+  const auto dim = static_cast<size_t>(codec.dim()), columns = static_cast<size_t>(codec.stored_dim());
+  std::vector<float> matrix(dim * columns);
+  std::vector<double> column(dim);
+  for (size_t c = 0; c < columns; ++c) {
+    std::vector<double> unit(columns, 0.0);
+    unit[c] = 1;
+    codec.map_output(unit, column);
+    for (size_t r = 0; r < dim; ++r) matrix[r * columns + c] = static_cast<float>(column[r]);
+  }
+  return matrix;
 }
 
 }  // namespace tersor::codec

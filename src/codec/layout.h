@@ -8,6 +8,10 @@
 // and the 8 / bits fields of a byte belong to tokens 16 apart (keys) or 4 apart (values).
 // `full` blocks hold 16 tokens (or 4, or 8), keys [padded dim][16], values [16][padded dim], in the storage type.
 // The dimension is padded to a multiple of 16; pad codes are zero and take no part in any sum.
+// Where a vector's codes come in pieces of different widths, each piece has planes of its own, over its own codes ("dim" above counts from
+// the piece's first). Codes of 7 to 12 bits are an 8-bit plane (turboquant-rvq: a 4-bit one) and planes of the bits above. Exponents are
+// rows of 64 bytes. Scalars that belong to a channel (affine with axis=channel) are rows of `dim` numbers: for each group of tokens in the
+// block its scales, then its biases.
 //
 // That is the arrangement for processors (Arrangement::lanes). GPU tensor cores read tiles in fragment order (Arrangement::fragments,
 // codec/fragment.h), in which a block of keys is followed by the block of values of the same tokens.
@@ -29,10 +33,13 @@ inline constexpr int kLanes = 16, kRowBytes = 64;
 inline constexpr int kMaxDim = 1024;
 
 struct Plane {
-  int bits = 0;       // 8, 4, 2 or 1
-  int shift = 0;      // where these bits stand in the code
-  size_t offset = 0;  // of the plane in its block, in bytes
+  int bits = 0;              // 8, 4, 2 or 1
+  int shift = 0;             // where these bits stand in the code
+  size_t offset = 0;         // of the plane in its block, in bytes
+  int first = 0, count = 0;  // the codes it holds
 };
+/// Two pieces of up to three planes.
+inline constexpr int kMaxPlanes = 6;
 
 /// Place of one code's bits within a plane.
 struct BitPlace {
@@ -41,14 +48,18 @@ struct BitPlace {
 };
 
 enum class Arrangement { lanes, fragments };
+/// Who reads a layout: kernels exist for some codecs only; the plain references of this header read them all.
+enum class Reader { kernels, reference };
 
 struct Layout {
   /// full_block_tokens: 4, 8 or 16 tokens a block of `full`; fewer waste less memory, 16 are read fastest.
-  /// Fragments: see fits_fragments; `full` blocks hold 16 tokens there.
+  /// Fragments: see fits_fragments; `full` blocks hold 16 tokens there. Throws Error when `reader` cannot read the codec.
   explicit Layout(std::shared_ptr<const Codec> codec, int full_block_tokens = kFullBlockTokens,
-                  Arrangement arrangement = Arrangement::lanes);
+                  Arrangement arrangement = Arrangement::lanes, Reader reader = Reader::kernels);
   /// Whether a codec's vectors can be stored as fragments.
   static bool fits_fragments(const Codec& codec);
+  /// Why kernels cannot attend to a codec; empty when they can.
+  static std::string kernel_gap(const Codec& codec);
 
   std::shared_ptr<const Codec> codec;
   Family family;
@@ -60,9 +71,9 @@ struct Layout {
   int bits, group, groups;
   int block_tokens;
   int plane_count = 0;
-  Plane planes[2];
+  Plane planes[kMaxPlanes];
   size_t scalars_offset = 0;
-  int scalar_rows = 0;  // turboquant: 1 (norms); affine: groups scales, then groups biases
+  int scalar_rows = 0;  // turboquant: 1 (norms); affine: groups scales, then groups biases; axis=channel: a scale and a bias a group
   size_t block_bytes = 0;
   size_t stride = 0;        // from a block to the next: block_bytes, or with fragments what keys and values take together
   size_t codes_offset = 0;  // fragments: values come after their scalars
@@ -72,12 +83,12 @@ struct Layout {
   size_t blocks(int64_t tokens) const { return static_cast<size_t>((tokens + block_tokens - 1) / block_tokens); }
   size_t bytes(int64_t tokens) const { return blocks(tokens) * block_bytes; }
 
-  /// Plain references: one token of a run of blocks.
-  void put(uint8_t* blocks, int64_t token, std::span<const uint8_t> codes, std::span<const float> scalars) const;
-  void get(const uint8_t* blocks, int64_t token, std::span<uint8_t> codes, std::span<float> scalars) const;
+  /// Plain references: one token of a run of blocks, or codec->block_tokens() tokens from a multiple of that.
+  void put(uint8_t* blocks, int64_t token, std::span<const Code> codes, std::span<const float> scalars) const;
+  void get(const uint8_t* blocks, int64_t token, std::span<Code> codes, std::span<float> scalars) const;
   void put_full(uint8_t* blocks, int64_t token, std::span<const float> x) const;
   void get_full(const uint8_t* blocks, int64_t token, std::span<float> x) const;
-  /// The stored vector as numbers (in the rotated basis), whatever the family.
+  /// The stored vectors as numbers, whatever the family.
   void decode(const uint8_t* blocks, int64_t token, std::span<float> x) const;
 
   /// Where `full` keeps one number, in elements from the start of the blocks (lanes) or in bytes (either arrangement).
@@ -93,9 +104,13 @@ struct Layout {
   }
 
  private:
-  void put_fragments(uint8_t* block, int t, std::span<const uint8_t> codes) const;
-  void get_fragments(const uint8_t* block, int t, std::span<uint8_t> codes) const;
-  size_t scalar_offset(int row, int t) const;
+  void add_planes(const Piece& piece);
+  void put_fragments(uint8_t* block, int t, std::span<const Code> codes) const;
+  void get_fragments(const uint8_t* block, int t, std::span<Code> codes) const;
+  void put_planes(uint8_t* block, int t, std::span<const Code> codes) const;
+  void get_planes(const uint8_t* block, int t, std::span<Code> codes) const;
+  size_t scalar_bytes() const;
+  size_t scalar_offset(int index, int t) const;
 };
 
 /// Keys: token t (0..63) and dimension d. Values likewise.

@@ -1,9 +1,10 @@
 #include "codec/rotation.h"
 
+#include <algorithm>
 #include <array>
 #include <cmath>
 
-#include "tersor/base.h"
+#include "codec/random.h"
 
 namespace tersor::codec {
 namespace {
@@ -17,12 +18,13 @@ constexpr std::array<Paley, 6> kCores = {{{12, 11}, {20, 19}, {28, 13}, {36, 17}
 
 bool is_power_of_two(int n) { return n > 0 && (n & (n - 1)) == 0; }
 
-// The core order for this size: 1 for powers of two, 0 when there is none.
+// The core order for this size: 1 for powers of two, the odd part where there is no Hadamard matrix.
 int core_order(int dim) {
   if (is_power_of_two(dim)) return 1;
   for (const auto& paley : kCores)
     if (dim % paley.order == 0 && is_power_of_two(dim / paley.order)) return paley.order;
-  return 0;
+  while (dim % 2 == 0) dim /= 2;
+  return dim;
 }
 
 // Legendre symbol of i - j modulo q.
@@ -42,12 +44,21 @@ int bordered(int row, int column, int q) {
   return jacobsthal(row - 1, column - 1, q);
 }
 
-std::vector<float> paley_matrix(int order) {
-  if (order == 1) return {1.0f};
+// The orthogonal cosine transform, scaled like a Hadamard matrix.
+std::vector<double> cosine_matrix(int order) {
+  std::vector<double> h(static_cast<size_t>(order) * order, 1.0);
+  for (int r = 1; r < order; ++r)
+    for (int c = 0; c < order; ++c) h[static_cast<size_t>(r) * order + c] = std::sqrt(2.0) * std::cos(M_PI * r * (2 * c + 1) / (2 * order));
+  return h;
+}
+
+std::vector<double> core_of(int order) {
+  if (order == 1) return {1.0};
   int q = 0;
   for (const auto& paley : kCores)
     if (paley.order == order) q = paley.q;
-  std::vector<float> h(static_cast<size_t>(order) * order);
+  if (q == 0) return cosine_matrix(order);
+  std::vector<double> h(static_cast<size_t>(order) * order);
   for (int r = 0; r < order; ++r)
     for (int c = 0; c < order; ++c) {
       int entry;
@@ -57,16 +68,9 @@ std::vector<float> paley_matrix(int order) {
         const int s = bordered(r / 2, c / 2, q), lower_right = r % 2 && c % 2, off = r % 2 != c % 2;
         entry = s ? s * (lower_right ? -1 : 1) : (lower_right || off ? -1 : 1);
       }
-      h[static_cast<size_t>(r) * order + c] = static_cast<float>(entry);
+      h[static_cast<size_t>(r) * order + c] = entry;
     }
   return h;
-}
-
-uint64_t split_mix(uint64_t& state) {
-  uint64_t z = state += 0x9e3779b97f4a7c15u;
-  z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
-  z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
-  return z ^ (z >> 31);
 }
 
 void walsh_hadamard(std::span<double> x) {
@@ -80,23 +84,25 @@ void walsh_hadamard(std::span<double> x) {
 
 }  // namespace
 
-bool Rotation::supports(int dim) { return core_order(dim) > 0; }
-
-std::string Rotation::supported_sizes() {
-  std::string text = "2^k";
-  for (const auto& paley : kCores) text += ", " + std::to_string(paley.order) + "*2^k";
-  return text;
+bool Rotation::is_hadamard(int dim) {
+  if (dim < 1) return false;
+  const int core = core_order(dim);
+  return core == 1 || std::any_of(kCores.begin(), kCores.end(), [core](const Paley& paley) { return paley.order == core; });
 }
 
-Rotation::Rotation(int dim, int rounds, uint64_t seed) : dim_(dim), core_(core_order(dim)) {
-  if (core_ == 0)
-    throw Error("a Hadamard rotation of " + std::to_string(dim) + " dimensions does not exist here; sizes that work: " + supported_sizes());
-  core_matrix_ = paley_matrix(core_);
+Rotation::Rotation(int dim, int rounds, uint64_t seed) : dim_(dim), core_(core_order(dim)), exact_core_(core_of(core_)) {
+  core_matrix_.assign(exact_core_.begin(), exact_core_.end());
   uint64_t state = seed, bits = 0;
   for (int i = 0; i < rounds * dim; ++i) {
     if (i % 64 == 0) bits = split_mix(state);
     signs_.push_back((bits >> (i % 64)) & 1 ? -1.0f : 1.0f);
   }
+}
+
+Rotation Rotation::without_signs(int dim) {
+  Rotation rotation(dim, 1, 0);
+  std::fill(rotation.signs_.begin(), rotation.signs_.end(), 1.0f);
+  return rotation;
 }
 
 void Rotation::apply(std::span<double> x) const {
@@ -108,7 +114,7 @@ void Rotation::apply(std::span<double> x) const {
     std::fill(mixed.begin(), mixed.end(), 0.0);
     for (int r = 0; r < core_; ++r)
       for (int c = 0; c < core_; ++c)
-        for (int i = 0; i < power(); ++i) mixed[r * power() + i] += core_matrix_[r * core_ + c] * x[c * power() + i];
+        for (int i = 0; i < power(); ++i) mixed[r * power() + i] += exact_core_[static_cast<size_t>(r) * core_ + c] * x[c * power() + i];
     std::copy(mixed.begin(), mixed.end(), x.begin());
   }
 }
@@ -120,7 +126,7 @@ void Rotation::inverse(std::span<double> x) const {
     std::fill(mixed.begin(), mixed.end(), 0.0);
     for (int r = 0; r < core_; ++r)
       for (int c = 0; c < core_; ++c)
-        for (int i = 0; i < power(); ++i) mixed[c * power() + i] += core_matrix_[r * core_ + c] * x[r * power() + i];
+        for (int i = 0; i < power(); ++i) mixed[c * power() + i] += exact_core_[static_cast<size_t>(r) * core_ + c] * x[r * power() + i];
     std::copy(mixed.begin(), mixed.end(), x.begin());
     for (int row = 0; row < core_; ++row) walsh_hadamard(x.subspan(static_cast<size_t>(row) * power(), power()));
     for (int i = 0; i < dim_; ++i) x[i] *= signs_[static_cast<size_t>(round) * dim_ + i] * norm;

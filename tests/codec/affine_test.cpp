@@ -113,7 +113,7 @@ TEST(Affine, RaggedLastGroupStandsAlone) {
     for (int d = 0; d < last; ++d) loud[d] *= 1000;
     const Vector y = roundtrip(*codec, x), z = roundtrip(*codec, loud);
     for (int d = last; d < dim; ++d) EXPECT_EQ(y[d], z[d]);
-    std::vector<uint8_t> codes(dim);
+    std::vector<Code> codes(dim);
     Vector scalars(2 * groups);
     codec->encode(x, codes, scalars);
     const Affine expected = affine_from_range(group_of(x, last, group).lo, group_of(x, last, group).hi, 4);

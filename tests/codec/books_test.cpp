@@ -81,9 +81,7 @@ TEST(Books, GridBooksAreOddSymmetricAndNearlyAsGood) {
         EXPECT_EQ(book.grid[i] & 1, 1);
         EXPECT_LE(std::abs(book.grid[i]), grid_max(bits));
         EXPECT_EQ(book.grid[book.grid.size() - 1 - i], -book.grid[i]);
-        if (i > 0) {
-          EXPECT_LT(book.grid[i - 1], book.grid[i]);
-        }
+        if (i > 0) { EXPECT_LT(book.grid[i - 1], book.grid[i]); }
         EXPECT_NEAR(book.grid[i] * book.step, free.levels[i], 1.01 * book.step + 0.01 * std::abs(free.levels[i]));
       }
       EXPECT_LE(book.distortion, free.distortion * (bits <= 4 ? 1.001 : 1.01));

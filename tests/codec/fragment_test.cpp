@@ -78,7 +78,7 @@ TEST(Fragment, LayoutsGiveBackWhatWasPut) {
       const size_t other = 96;  // the other side's bytes lie between the blocks and must stay
       layout.stride = layout.block_bytes + other;
       std::vector<uint8_t> blocks(layout.blocks(kTokens) * layout.stride, 0x5a);
-      std::vector<std::vector<uint8_t>> codes(kTokens, std::vector<uint8_t>(kDim));
+      std::vector<std::vector<Code>> codes(kTokens, std::vector<Code>(kDim));
       std::vector<std::vector<float>> scalars(kTokens, std::vector<float>(layout.scalar_rows));
       for (int round = 0; round < 2; ++round)
         for (int t = 0; t < kTokens; ++t) {
@@ -88,7 +88,7 @@ TEST(Fragment, LayoutsGiveBackWhatWasPut) {
           layout.put(blocks.data(), t, codes[t], scalars[t]);
         }
       for (int t = 0; t < kTokens; ++t) {
-        std::vector<uint8_t> c(kDim);
+        std::vector<Code> c(kDim);
         std::vector<float> s(layout.scalar_rows);
         layout.get(blocks.data(), t, c, s);
         EXPECT_EQ(c, codes[t]) << name << " token " << t;

@@ -20,21 +20,20 @@ void for_every_layout(const std::vector<std::string>& names, const Body& body) {
   for (const std::string& name : names)
     for (const Role role : {Role::keys, Role::values})
       for (const int dim : kDims) {
-        if (name.starts_with("turboquant") && !Rotation::supports(dim)) continue;
         SCOPED_TRACE(name + (role == Role::keys ? " keys " : " values ") + std::to_string(dim));
         body(Layout(make(name, role, dim)));
       }
 }
 
 struct Token {
-  std::vector<uint8_t> codes;
+  std::vector<Code> codes;
   Vector scalars;
   bool operator==(const Token&) const = default;
 };
 
 Token random_token(Random& random, const Layout& layout) {
-  Token token{std::vector<uint8_t>(layout.dim), Vector(layout.scalar_rows)};
-  for (uint8_t& code : token.codes) code = static_cast<uint8_t>(random() & ((1u << layout.bits) - 1));
+  Token token{std::vector<Code>(layout.dim), Vector(layout.scalar_rows)};
+  for (Code& code : token.codes) code = static_cast<Code>(random() & ((1u << layout.bits) - 1));
   for (float& scalar : token.scalars) {
     const auto bits = static_cast<uint16_t>(random() % 0x7fff + 1);
     scalar = layout.family == Family::turboquant ? decode_norm(bits) : decode_scale(bits);
@@ -43,7 +42,7 @@ Token random_token(Random& random, const Layout& layout) {
 }
 
 Token read(const Layout& layout, const std::vector<uint8_t>& blocks, int64_t token) {
-  Token result{std::vector<uint8_t>(layout.dim), Vector(layout.scalar_rows)};
+  Token result{std::vector<Code>(layout.dim), Vector(layout.scalar_rows)};
   layout.get(blocks.data(), token, result.codes, result.scalars);
   return result;
 }
@@ -71,7 +70,7 @@ TEST(Layout, TokensComeBackWhateverIsWrittenAround) {
 std::set<size_t> bits_of_token(const Layout& layout, int token) {
   std::vector<uint8_t> blocks(layout.block_bytes, 0);
   const Vector largest(layout.scalar_rows, layout.family == Family::turboquant ? kScalarMax : -kScalarMax);
-  layout.put(blocks.data(), token, std::vector<uint8_t>(layout.dim, static_cast<uint8_t>((1u << layout.bits) - 1)), largest);
+  layout.put(blocks.data(), token, std::vector<Code>(layout.dim, static_cast<Code>((1u << layout.bits) - 1)), largest);
   std::set<size_t> bits;
   for (size_t i = 0; i < blocks.size() * 8; ++i)
     if (blocks[i / 8] >> (i % 8) & 1) bits.insert(i);
@@ -163,7 +162,7 @@ TEST(Layout, DecodesWhatTheCodecEncoded) {
   Random random(3);
   for_every_layout(compressed_codecs(), [&](const Layout& layout) {
     std::vector<uint8_t> blocks(layout.bytes(70), 0);
-    Token token{std::vector<uint8_t>(layout.dim), Vector(std::max(1, 2 * layout.groups))};
+    Token token{std::vector<Code>(layout.dim), Vector(std::max(1, 2 * layout.groups))};
     layout.codec->encode(gaussian(random, layout.dim), token.codes, token.scalars);
     layout.put(blocks.data(), 66, token.codes, token.scalars);
     Vector stored(layout.dim), expected(layout.dim);

@@ -153,7 +153,7 @@ TEST(TurboQuant, CodesDependOnTheSeedAlone) {
   const Vector x = gaussian(random, 96);
   const auto codes = [&](uint64_t seed) {
     const auto codec = make(turboquant(3, 2, seed), Role::keys, 96);
-    std::vector<uint8_t> result(96);
+    std::vector<Code> result(96);
     std::vector<float> scalar(1);
     codec->encode(x, result, scalar);
     return result;

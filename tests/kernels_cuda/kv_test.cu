@@ -35,7 +35,7 @@ struct Counts {
 void compare_codes(const Slab& slab, bool keys, const DeviceRows& rows, Counts& counts) {
   const codec::Layout& layout = keys ? slab.keys : slab.values;
   const auto bytes = slab.tiles.read<uint8_t>();
-  std::vector<uint8_t> stored(rows.dim), wanted(rows.dim);
+  std::vector<codec::Code> stored(rows.dim), wanted(rows.dim);
   std::vector<float> stored_scalars(layout.scalar_rows), wanted_scalars(layout.scalar_rows);
   for (int b = 0; b < slab.batch; ++b)
     for (int h = 0; h < slab.heads; ++h)

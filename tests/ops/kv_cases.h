@@ -159,7 +159,7 @@ inline double largest_code_value(const KvSlab& slab) {
   const KvFormat& f = *slab.format;
   const codec::Layout& layout = f.values;
   const auto bytes = bytes_of(slab);
-  std::vector<uint8_t> codes(layout.dim);
+  std::vector<codec::Code> codes(layout.dim);
   std::vector<float> scalars(layout.scalar_rows);
   double most = 0;
   if (layout.family == codec::Family::full) return 0;

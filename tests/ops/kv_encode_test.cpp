@@ -46,7 +46,7 @@ void expect_tie(const codec::Codec& codec, std::span<const float> x, size_t d, i
 }
 
 // The scalar that belongs to turboquant codes, whatever they are (codec.cpp).
-float scalar_for(const codec::Codec& codec, std::span<const float> x, std::span<const uint8_t> codes) {
+float scalar_for(const codec::Codec& codec, std::span<const float> x, std::span<const codec::Code> codes) {
   std::vector<double> y(x.begin(), x.end());
   codec.rotation()->apply(y);
   double norm2 = 0, yc = 0, cc = 0;
@@ -67,7 +67,7 @@ void expect_reference(const codec::Layout& layout, const uint8_t* blocks, int to
     EXPECT_EQ(stored, expected);
     return;
   }
-  std::vector<uint8_t> codes(layout.dim), reference(layout.dim);
+  std::vector<codec::Code> codes(layout.dim), reference(layout.dim);
   std::vector<float> scalars(layout.scalar_rows), reference_scalars(layout.scalar_rows);
   layout.get(blocks, token, codes, scalars);
   codec.encode(x, reference, reference_scalars);
@@ -143,7 +143,7 @@ TEST_P(KvEncodeCodec, LeavesOtherTokensAlone) {
                   .batch = 2,
                   .heads = 2};
   const auto put_again = [&](const codec::Layout& layout, const uint8_t* from, uint8_t* to, int token) {
-    std::vector<uint8_t> codes(layout.dim);
+    std::vector<codec::Code> codes(layout.dim);
     std::vector<float> numbers(std::max(layout.dim, layout.scalar_rows));
     if (layout.family == codec::Family::full) {
       layout.get_full(from, token, {numbers.data(), static_cast<size_t>(layout.dim)});
