@@ -4,12 +4,15 @@
 #include <algorithm>
 #include <cmath>
 #include <fstream>
+#include <map>
 #include <nlohmann/json.hpp>
 #include <numeric>
 #include <random>
 #include <string>
+#include <tuple>
 #include <vector>
 
+#include "codec/calibrate.h"
 #include "tersor/codec.h"
 
 namespace tersor::codec {
@@ -30,6 +33,7 @@ inline double dot(const Vector& a, const Vector& b) {
   return sum;
 }
 
+/// x: codec.block_tokens() vectors.
 inline Vector roundtrip(const Codec& codec, const Vector& x) {
   Vector y(x.size());
   codec.roundtrip(x, y);
@@ -50,7 +54,30 @@ inline double mean_relative_error(const Codec& codec, Random& random, int count,
   return sum / count;
 }
 
-inline std::shared_ptr<const Codec> make(const std::string& name, Role role, int dim) { return Codec::make(Spec::parse(name), role, dim); }
+/// A calibration from Gaussian vectors, for the codecs that need one. Channel i has the RMS 1 + i % 5.
+inline const Calibration& sample_calibration(const Spec& spec, Role role, int dim) {
+  static std::map<std::tuple<std::string, Role, int>, Calibration> known;
+  const auto key = std::tuple(spec.str(), role, dim);
+  if (const auto found = known.find(key); found != known.end()) return found->second;
+  Random random(17);
+  Vector rows;
+  for (int64_t n = std::min<int64_t>(advised_vectors(spec, dim), 16384 / dim * 8) + 64; n > 0; --n) {
+    const Vector x = gaussian(random, dim);
+    for (int i = 0; i < dim; ++i) rows.push_back(x[i] * static_cast<float>(1 + i % 5));
+  }
+  return known[key] = calibrate(spec, role, dim, rows, 0, [](int iteration, double) { return iteration < 5; }).calibration;
+}
+
+inline std::shared_ptr<const Codec> make(const std::string& name, Role role, int dim) {
+  const Spec spec = Spec::parse(name);
+  return Codec::make(spec, role, dim, Dtype::f16, needs_calibration(spec) ? &sample_calibration(spec, role, dim) : nullptr);
+}
+
+/// The numbers of an independent computation in NumPy, each measured one with its standard error.
+inline const nlohmann::json& codec_reference() {
+  static const nlohmann::json json = nlohmann::json::parse(std::ifstream(TERSOR_SOURCE_DIR "/tests/data/codec_reference.json"));
+  return json;
+}
 
 inline const nlohmann::json& reference() {
   static const nlohmann::json json = nlohmann::json::parse(std::ifstream(TERSOR_SOURCE_DIR "/tests/data/turboquant_reference.json"));
@@ -73,6 +100,43 @@ inline std::vector<std::string> compressed_codecs() {
     for (const char* group : {"32", "64", "128"}) names.push_back(std::string("affine:") + bits + ",group=" + group);
   for (int bits = 1; bits <= 6; ++bits) names.push_back("turboquant:" + std::to_string(bits));
   return names;
+}
+
+/// One or two of each family that the lists above do not name.
+inline std::vector<std::string> other_codecs() {
+  return {"affine:2,group=32,axis=channel",
+          "affine:4,axis=channel,rule=mlx",
+          "affine:3,group=32,rule=minmax",
+          "mxfp4",
+          "mxfp4,rule=ocp",
+          "mxfp8",
+          "mxfp8,rule=ocp",
+          "turboquant:3,scalar=norm",
+          "turboquant:2.5",
+          "turboquant:3.5",
+          "turboquant:1.25",
+          "turboquant-prod:1",
+          "turboquant-prod:2",
+          "turboquant-prod:4,scalar=lsq",
+          "turboquant-rvq:1+1",
+          "turboquant-rvq:2+2,book=joint",
+          "turboquant-rvq:3+2,stages=1",
+          "turboquant-rvq:4+3",
+          "turboquant-rvq:4+4",
+          "qjl:64",
+          "qjl:256,sketch=gaussian",
+          "qjl:128,outliers=4",
+          "vecinfer:2,sub=4",
+          "vecinfer:1.5,sub=8",
+          "vecinfer:4,sub=2"};
+}
+
+/// Whether a codec takes vectors of this role and size.
+inline bool takes(const std::string& name, Role role, int dim) {
+  try {
+    form_of(Spec::parse(name), role, dim);
+    return true;
+  } catch (const Error&) { return false; }
 }
 
 }  // namespace tersor::codec
