@@ -35,6 +35,8 @@ struct KvSpec {
   /// The setting that `tersor eval` justifies for small models (see docs/codecs.md).
   static KvSpec recommended();
   std::string str() const;
+  /// Whether a calibration of the model is needed.
+  bool calibrated() const;
 };
 
 /// Shape of one attention layer's cache.
@@ -47,6 +49,15 @@ struct LayerShape {
 };
 
 using ops::AttendOptions;
+
+/// What calibration found out about one layer: of each KV head (empty where the codec needs none).
+struct LayerCalibration {
+  std::vector<codec::Calibration> keys, values;
+};
+/// Of all attention layers of a model (`tersor calibrate`).
+using ModelCalibration = std::vector<LayerCalibration>;
+/// Tells calibrations apart; empty for none.
+std::string digest_of(const ModelCalibration& calibration);
 
 /// What really happened in one layer, for reports.
 struct LayerReport {
@@ -63,7 +74,7 @@ class LayerCache {
  public:
   /// Precision: of attention over compressed parts; policy forbid and full precision always compute exactly.
   LayerCache(const codec::Spec& keys, const codec::Spec& values, int window, int sinks, LayerShape shape, Dtype full_dtype,
-             ops::Policy policy, ops::Precision precision = ops::Precision::int16);
+             ops::Policy policy, ops::Precision precision = ops::Precision::int16, const LayerCalibration& calibration = {});
   ~LayerCache();
   LayerCache(LayerCache&&) noexcept;
   LayerCache& operator=(LayerCache&&) noexcept;
@@ -114,9 +125,9 @@ using Identity = std::map<std::string, std::string>;
 /// The caches of all attention layers of a model.
 class KvCache {
  public:
-  /// Throws Error when a codec does not fit the head size or a skipped layer does not exist.
+  /// Throws Error when a codec does not fit the head size, needs a calibration that is not given, or a skipped layer does not exist.
   KvCache(const KvSpec& spec, int layers, LayerShape shape, Dtype full_dtype, ops::Policy policy,
-          ops::Precision precision = ops::Precision::int16);
+          ops::Precision precision = ops::Precision::int16, const ModelCalibration& calibration = {});
 
   /// Waits for a repeated step, which changes the layers' memory behind the back of their arrays.
   LayerCache& layer(int i) {
@@ -153,7 +164,7 @@ class KvCache {
   struct Loaded;
   /// Throws Error that names the first property that differs from this model, or what is wrong with the file.
   static Loaded load(const std::filesystem::path& path, const Identity& model, ops::Policy policy,
-                     ops::Precision precision = ops::Precision::int16);
+                     ops::Precision precision = ops::Precision::int16, const ModelCalibration& calibration = {});
 
  private:
   KvCache() = default;
@@ -171,6 +182,7 @@ class KvCache {
 
   KvSpec spec_;
   Dtype full_dtype_ = Dtype::f16;
+  std::string calibration_;  // digest_of the one in use
   std::vector<LayerCache> layers_;
 };
 

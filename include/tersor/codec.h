@@ -94,9 +94,11 @@ bool needs_calibration(const Spec& spec);
 
 using Code = uint16_t;
 
-/// A run of a vector's codes that have the same width.
+/// A run of a vector's codes that have the same width, and what they decode to.
 struct Piece {
   int first, count, bits;
+  int stored_begin = 0;  // of its section of the stored vector; pieces of one section add up
+  int scalar = 0;        // the first of its scalars
   bool operator==(const Piece&) const = default;
 };
 
@@ -120,7 +122,7 @@ double bits_per_element(const Spec& spec, Role role, int dim, Dtype full_dtype =
 
 /// The numbers that codes stand for.
 struct LevelTable {
-  std::vector<float> levels;      // 2^bits; rising, except for rvq, whose low bits are the index of stage 1
+  std::vector<float> levels;      // 2^bits, rising (mxfp4, mxfp8: values of the codes)
   std::vector<float> thresholds;  // midpoints of rising levels
   std::vector<int16_t> grid;      // the levels as odd integers (codec/books.h): levels[i] = grid[i] * step, at most 255 in magnitude up
   float step = 0;                 // to 4 bits a code, 1023 above
@@ -160,6 +162,10 @@ class Codec {
 
   /// vecinfer: [2^bits][sub]; empty otherwise.
   virtual std::span<const float> centroids() const;
+  /// turboquant-prod, qjl: what a piece of signs multiplies the norm of the sketched vector by for its scalar; 0 for other pieces.
+  virtual double sketch_factor(int piece) const;
+  /// qjl: the channels that have a sketch of their own, and are zero in the other.
+  virtual std::span<const int> outliers() const;
 
   /// Plain reference, in float and double. x: [block_tokens][dim]; codes: [block_tokens][codes]; scalars as stored, already rounded.
   /// Numbers are clamped to +-65504 and NaN counts as 0. `full` has no codes.

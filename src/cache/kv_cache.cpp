@@ -3,6 +3,7 @@
 
 #include <algorithm>
 
+#include "base/digest.h"
 #include "cache/layer_state.h"
 #include "ops/fuse.h"
 
@@ -23,13 +24,33 @@ std::vector<bool> skipped_layers(const KvSpec& spec, int layers) {
 
 }  // namespace
 
-KvCache::KvCache(const KvSpec& spec, int layers, LayerShape shape, Dtype full_dtype, ops::Policy policy, ops::Precision precision)
+std::string digest_of(const ModelCalibration& calibration) {
+  Digest digest;
+  for (const LayerCalibration& layer : calibration)
+    for (const auto* heads : {&layer.keys, &layer.values})
+      for (const codec::Calibration& head : *heads) {
+        digest.add(head.channels.data(), head.channels.size() * sizeof(int));
+        for (const auto* numbers : {&head.smoothing, &head.centroids, &head.mean})
+          digest.add(numbers->data(), numbers->size() * sizeof(float));
+      }
+  return calibration.empty() ? "" : digest.str();
+}
+
+KvCache::KvCache(const KvSpec& spec, int layers, LayerShape shape, Dtype full_dtype, ops::Policy policy, ops::Precision precision,
+                 const ModelCalibration& calibration)
     : spec_(spec), full_dtype_(full_dtype) {
   const std::vector<bool> skipped = skipped_layers(spec, layers);
+  if (spec.calibrated()) {
+    if (calibration.size() != static_cast<size_t>(layers))
+      throw Error("codec " + spec.str() + " needs a calibration of " + std::to_string(layers) + " layers, " +
+                  (calibration.empty() ? "none was given" : "this one has " + std::to_string(calibration.size())) +
+                  "; make one with `tersor calibrate` and name it with --calibration");
+    calibration_ = digest_of(calibration);
+  }
   for (int i = 0; i < layers; ++i) {
     const codec::Spec full;
     layers_.emplace_back(skipped[i] ? full : spec.keys, skipped[i] ? full : spec.values, spec.window, spec.sinks, shape, full_dtype, policy,
-                         precision);
+                         precision, spec.calibrated() ? calibration[static_cast<size_t>(i)] : LayerCalibration{});
   }
 }
 

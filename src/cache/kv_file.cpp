@@ -1,5 +1,6 @@
 // A saved cache: a safetensors file whose metadata names everything that must agree before its bytes may be used.
 #include <mlx/allocator.h>
+#include <mlx/ops.h>
 #include <mlx/transforms.h>
 
 #include <charconv>
@@ -29,6 +30,7 @@ void collect(const LayerCache::State& state, const std::string& prefix, std::vec
   saved.push_back({prefix + "body", joined(state.body).data});
   if (state.sink_slab) saved.push_back({prefix + "sinks", moved(*state.sink_slab, 0, state.sink_slab->count).data});
   if (state.recent) saved.push_back({prefix + "recent", moved(*state.recent, state.recent->first, state.recent->count).data});
+  if (state.keys.centre > 0) saved.push_back({prefix + "centre", mx::view(*state.centre, mx::uint8)});
 }
 
 // Over everything but the entry that holds it.
@@ -94,19 +96,25 @@ class Header {
   const safetensors::File& file_;
 };
 
-// A slab filled from a tensor that must have exactly its size.
-ops::KvSlab filled(const safetensors::File& file, const Header& header, const std::string& name,
-                   std::shared_ptr<const ops::KvFormat> format, int64_t first, int64_t count) {
+// The bytes of a tensor that must have exactly this size.
+std::span<const std::byte> bytes_of(const safetensors::File& file, const Header& header, const std::string& name, uint64_t bytes) {
   const safetensors::Tensor* tensor = file.find(name);
   if (!tensor) header.fail("tensor \"" + name + "\" is missing; the file is damaged");
-  const int64_t capacity = (count + format->granularity() - 1) / format->granularity() * format->granularity();
-  const uint64_t bytes = static_cast<uint64_t>(format->batch) * format->heads * format->head_bytes(capacity);
   if (tensor->dtype != "U8" || tensor->data.size() != bytes)
     header.fail("tensor \"" + name + "\" holds " + std::to_string(tensor->data.size()) + " bytes of " + tensor->dtype + ", expected " +
                 std::to_string(bytes) + " of U8; the file is damaged");
+  return tensor->data;
+}
+
+// A slab filled from its tensor.
+ops::KvSlab filled(const safetensors::File& file, const Header& header, const std::string& name,
+                   std::shared_ptr<const ops::KvFormat> format, int64_t first, int64_t count) {
+  const int64_t capacity = (count + format->granularity() - 1) / format->granularity() * format->granularity();
+  const uint64_t bytes = static_cast<uint64_t>(format->batch) * format->heads * format->head_bytes(capacity);
+  const auto from = bytes_of(file, header, name, bytes);
   ops::KvSlab slab = ops::KvSlab::make(std::move(format), capacity, first);
   mx::array data(mx::allocator::malloc(bytes), slab.data.shape(), mx::uint8);
-  std::memcpy(data.data<uint8_t>(), tensor->data.data(), bytes);
+  std::memcpy(data.data<uint8_t>(), from.data(), bytes);
   slab.data = std::move(data);
   slab.count = count;
   return slab;
@@ -129,6 +137,13 @@ void restore(LayerCache::State& state, const safetensors::File& file, const Head
       header.fail("header entry \"recent_first\" is not on a block boundary; the file is damaged");
     state.recent = filled(file, header, prefix + "recent", state.recent_format, first, tokens - first);
   }
+  if (state.keys.centre > 0) {
+    const mx::Shape shape{state.shape.batch, state.shape.kv_heads, state.shape.key_dim};
+    const auto from = bytes_of(file, header, prefix + "centre", mx::zeros(shape).nbytes());
+    std::vector<float> numbers(from.size() / sizeof(float));
+    std::memcpy(numbers.data(), from.data(), from.size());
+    state.centre = mx::array(numbers.data(), shape, mx::float32);
+  }
 }
 
 }  // namespace
@@ -148,6 +163,7 @@ void KvCache::save(const std::filesystem::path& path, const Identity& model, con
   std::string skip;
   for (const int layer : spec_.skip) skip += (skip.empty() ? "" : "+") + std::to_string(layer);
   header["skip"] = skip;
+  if (!calibration_.empty()) header["calibration"] = calibration_;
   int64_t first = 0;
   for (int i = 0; i < layers(); ++i) {
     collect(layers_[i].state(), "layers." + std::to_string(i) + ".", saved);
@@ -175,7 +191,8 @@ void KvCache::save(const std::filesystem::path& path, const Identity& model, con
   safetensors::write(path, tensors, header);
 }
 
-KvCache::Loaded KvCache::load(const std::filesystem::path& path, const Identity& model, ops::Policy policy, ops::Precision precision) {
+KvCache::Loaded KvCache::load(const std::filesystem::path& path, const Identity& model, ops::Policy policy, ops::Precision precision,
+                              const ModelCalibration& calibration) {
   const safetensors::File file(path);
   const Header header(file);
   header.check_model(model);
@@ -194,7 +211,11 @@ KvCache::Loaded KvCache::load(const std::filesystem::path& path, const Identity&
     spec = KvSpec::parse(header.text("keys") + options, header.text("values") + options);
     full_dtype = parse_dtype(header.text("full_dtype"));
   } catch (const Error& error) { header.fail(std::string(error.what()) + "; the file is damaged or newer than this program"); }
-  Loaded loaded{KvCache(spec, tokens > 0 ? layers : std::min(layers, 4096), shape, full_dtype, policy, precision), header.extra()};
+  if (spec.calibrated() && header.text("calibration") != digest_of(calibration))
+    header.fail(calibration.empty() ? "was made with a calibration; name it with --calibration"
+                                    : "was made with another calibration than the one given; name that one with --calibration");
+  Loaded loaded{KvCache(spec, tokens > 0 ? layers : std::min(layers, 4096), shape, full_dtype, policy, precision, calibration),
+                header.extra()};
   for (int i = 0; i < loaded.cache.layers(); ++i) {
     check_arrangement(loaded.cache.layers_[i].state(), header, i);
     restore(loaded.cache.layers_[i].state(), file, header, "layers." + std::to_string(i) + ".", tokens);

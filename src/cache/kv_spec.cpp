@@ -86,6 +86,11 @@ KvSpec KvSpec::parse(std::string_view keys, std::string_view values) {
   return spec;
 }
 
+bool KvSpec::calibrated() const {
+  const auto needs = [](const codec::Spec& spec) { return codec::needs_calibration(spec) || spec.centre == codec::Spec::kCentreCalibrated; };
+  return needs(keys) || needs(values);
+}
+
 KvSpec KvSpec::recommended() { return parse("turboquant:6,window=24,sinks=4", "turboquant:5"); }
 
 std::string KvSpec::str() const {

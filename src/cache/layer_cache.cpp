@@ -7,6 +7,7 @@
 
 #include "cache/layer_state.h"
 #include "cache/slabs.h"
+#include "codec/scalar.h"
 #include "ops/kv_rows.h"
 
 namespace tersor::cache {
@@ -18,19 +19,55 @@ int64_t round_up(int64_t n, int64_t step) { return (n + step - 1) / step * step;
 
 bool is_full(const codec::Spec& spec) { return spec.family == codec::Family::full; }
 
-std::shared_ptr<const ops::KvFormat> make_format(const codec::Spec& keys, const codec::Spec& values, const LayerShape& shape,
-                                                 Dtype full_dtype, codec::Arrangement arrangement, const ops::KvFormat* basis = nullptr,
-                                                 int full_block_tokens = codec::kFullBlockTokens) {
-  const auto key_codec = codec::Codec::make(keys, codec::Role::keys, shape.key_dim, full_dtype);
-  const auto value_codec = codec::Codec::make(values, codec::Role::values, shape.value_dim, full_dtype);
-  ops::KvFormat format(key_codec, value_codec, full_block_tokens, arrangement);
-  format.batch = shape.batch, format.heads = shape.kv_heads;
-  format.key_rotation = basis ? basis->key_rotation : key_codec->rotation();
-  format.value_rotation = basis ? basis->value_rotation : value_codec->rotation();
-  format.rotation_owners[0] = basis ? basis->rotation_owners[0] : key_codec;
-  format.rotation_owners[1] = basis ? basis->rotation_owners[1] : value_codec;
-  format.sanitise = basis || !(is_full(keys) && is_full(values));
+std::shared_ptr<const ops::KvFormat> sized(ops::KvFormat format, const LayerShape& shape, bool sanitise) {
+  format.batch = shape.batch, format.heads = shape.kv_heads, format.sanitise = sanitise;
   return std::make_shared<const ops::KvFormat>(std::move(format));
+}
+
+// Whether kernels multiply the codes as integers.
+bool has_integers(const codec::Spec& spec) {
+  using codec::Family;
+  return spec.family != Family::full && spec.family != Family::vecinfer && spec.family != Family::mxfp4 && spec.family != Family::mxfp8;
+}
+
+// The calibrated mean of every head's keys, [B, H, D].
+mx::array calibrated_mean(const LayerCalibration& calibration, const LayerShape& shape) {
+  std::vector<float> means;
+  for (const codec::Calibration& head : calibration.keys) means.insert(means.end(), head.mean.begin(), head.mean.end());
+  if (means.size() != static_cast<size_t>(shape.kv_heads) * static_cast<size_t>(shape.key_dim))
+    throw Error("centre=calibrated needs a calibration of this model's keys; make one with tersor calibrate");
+  const mx::array one(means.data(), {1, shape.kv_heads, shape.key_dim}, mx::float32);
+  mx::array all = mx::contiguous(mx::broadcast_to(one, {shape.batch, shape.kv_heads, shape.key_dim}));
+  all.eval();
+  return all;
+}
+
+// The mean of the first new keys, at most `tokens` of them, as the kernels see them: [B, H, D].
+mx::array first_mean(const mx::array& k, const ops::RowShape& shape, int64_t tokens) {
+  const auto i = [](int64_t n) { return static_cast<int>(n); };
+  const mx::Shape major = shape.tokens_major ? mx::Shape{i(shape.batch), i(shape.tokens), i(shape.heads), i(shape.dim)} : k.shape();
+  const int axis = shape.tokens_major ? 1 : 2;
+  mx::Shape stop = major;
+  stop[axis] = i(std::min(tokens, shape.tokens));
+  const mx::array first = mx::astype(mx::slice(mx::reshape(k, major), mx::Shape(4, 0), stop), mx::float32);
+  const mx::array limit(codec::kInputMax);
+  const mx::array clean = mx::minimum(mx::maximum(mx::where(mx::isnan(first), mx::array(0.0f), first), mx::negative(limit)), limit);
+  mx::array mean = mx::contiguous(mx::mean(clean, axis));
+  mean.eval();
+  return mean;
+}
+
+// Codecs of all KV heads: one where there is no calibration, which may differ between heads.
+ops::KvBasis::Codecs codecs_of(const codec::Spec& spec, codec::Role role, int dim, const LayerShape& shape, Dtype full_dtype,
+                               std::span<const codec::Calibration> calibrations) {
+  if (!codec::needs_calibration(spec) || calibrations.empty()) return {codec::Codec::make(spec, role, dim, full_dtype)};
+  if (calibrations.size() != static_cast<size_t>(shape.kv_heads))
+    throw Error("the calibration has " + std::to_string(calibrations.size()) + " KV heads, the model has " +
+                std::to_string(shape.kv_heads) + "; calibrate for this model");
+  ops::KvBasis::Codecs codecs;
+  for (const codec::Calibration& calibration : calibrations)
+    codecs.push_back(codec::Codec::make(spec, role, dim, full_dtype, &calibration));
+  return codecs;
 }
 
 // Room for `tokens` tokens of a slab that will never need more than `limit`: a quarter to spare, however long the window may get.
@@ -114,7 +151,7 @@ LayerCache::LayerCache(LayerCache&&) noexcept = default;
 LayerCache& LayerCache::operator=(LayerCache&&) noexcept = default;
 
 LayerCache::LayerCache(const codec::Spec& keys, const codec::Spec& values, int window, int sinks, LayerShape shape, Dtype full_dtype,
-                       ops::Policy policy, ops::Precision precision)
+                       ops::Policy policy, ops::Precision precision, const LayerCalibration& calibration)
     : state_(std::make_unique<State>()) {
   State& s = *state_;
   s.keys = keys, s.values = values, s.shape = shape, s.full_dtype = full_dtype;
@@ -123,24 +160,32 @@ LayerCache::LayerCache(const codec::Spec& keys, const codec::Spec& values, int w
   s.sinks = all_full ? 0 : sinks;
   const std::string variant = keys == values ? keys.str() : keys.str() + "/" + values.str();
   s.append_choice = ops::choose("kv_append", variant, ops::mlx_dtype(full_dtype), shape.key_dim, policy, shape.value_dim);
-  const bool integers = precision == ops::Precision::int16 && !all_full && mx::default_device() == mx::Device::cpu;
+  const bool integers = precision == ops::Precision::int16 && (has_integers(keys) || has_integers(values)) &&
+                        mx::default_device() == mx::Device::cpu;
   s.attend_choice =
       ops::choose("kv_attend", variant + (integers ? ",int16" : ""), ops::mlx_dtype(full_dtype), shape.key_dim, policy, shape.value_dim);
   const bool fragments = mx::default_device() == mx::Device::gpu && s.append_choice.fast && s.attend_choice.fast;
   const auto arrangement = fragments ? codec::Arrangement::fragments : codec::Arrangement::lanes;
-  s.body_format = make_format(keys, values, shape, full_dtype, arrangement);
+  const auto basis =
+      std::make_shared<const ops::KvBasis>(codecs_of(keys, codec::Role::keys, shape.key_dim, shape, full_dtype, calibration.keys),
+                                           codecs_of(values, codec::Role::values, shape.value_dim, shape, full_dtype, calibration.values));
+  s.body_format = sized(ops::KvFormat(basis, arrangement), shape, !all_full);
   codec::Spec full;
   full.dtype = full_dtype;
-  s.sink_format = make_format(full, full, shape, full_dtype, arrangement, s.body_format.get(), kSinkBlockTokens);
-  s.recent_format = make_format(full, full, shape, full_dtype, arrangement, s.body_format.get(), kRecentBlockTokens);
+  const auto full_keys = codec::Codec::make(full, codec::Role::keys, shape.key_dim),
+             full_values = codec::Codec::make(full, codec::Role::values, shape.value_dim);
+  s.sink_format = sized(ops::KvFormat(basis, full_keys, full_values, kSinkBlockTokens, arrangement), shape, true);
+  s.recent_format = sized(ops::KvFormat(basis, full_keys, full_values, kRecentBlockTokens, arrangement), shape, true);
+  if (keys.centre == codec::Spec::kCentreCalibrated) s.centre = calibrated_mean(calibration, shape);
 }
 
 void LayerCache::append(const mx::array& k, const mx::array& v) {
   State& s = *state_;
   const auto shape = ops::RowShape::of(k, s.shape.kv_heads, s.shape.key_dim, "LayerCache::append", "k");
   if (shape.tokens == 0) return;
+  if (s.keys.centre > 0 && s.tokens == 0) s.centre = first_mean(k, shape, s.keys.centre);
   const auto writes = writes_of(s, shape.tokens);
-  ops::kv_append(writes, k, v, s.ticket, s.append_choice);
+  ops::kv_append(writes, k, v, s.ticket, s.append_choice, s.centre);
   note_written(s, writes, shape.tokens);
 }
 
@@ -224,6 +269,7 @@ int64_t LayerCache::trim(int64_t n) {
   if (s.recent && s.tokens <= s.recent->first) s.recent.reset();
   if (s.recent) s.recent->count = s.tokens - s.recent->first;
   if (s.tokens == 0) s.sink_slab.reset();
+  if (s.tokens == 0 && s.keys.centre > 0) s.centre.reset();  // the next first tokens have a mean of their own
   return n;
 }
 
@@ -253,6 +299,7 @@ std::vector<mx::array> LayerCache::arrays() const {
   for (const ops::KvSlab& slab : state_->body) all.push_back(slab.data);
   if (state_->sink_slab) all.push_back(state_->sink_slab->data);
   if (state_->recent) all.push_back(state_->recent->data);
+  if (state_->centre) all.push_back(*state_->centre);
   return all;
 }
 

@@ -36,6 +36,8 @@ struct LayerCache::State {
   std::optional<ops::KvSlab> recent;     // positions [recent->first, tokens)
   std::optional<mx::array> ticket;       // of all attention since the last append: what overwrites slots waits for it
   int64_t tokens = 0;
+  /// What is subtracted from every key, [B, H, D] float32; set by the first tokens or by calibration where keys ask for it (centre=).
+  std::optional<mx::array> centre;
 
   int64_t capacity() const { return body.empty() ? 0 : body.back().first + body.back().capacity; }
 };

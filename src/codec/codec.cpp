@@ -47,6 +47,8 @@ Codec::~Codec() = default;
 
 const LevelTable* Codec::table(int) const { return nullptr; }
 const Rotation* Codec::rotation() const { return nullptr; }
+double Codec::sketch_factor(int) const { return 0; }
+std::span<const int> Codec::outliers() const { return {}; }
 
 std::span<const float> Codec::centroids() const { return {}; }
 

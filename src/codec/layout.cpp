@@ -1,28 +1,31 @@
 #include "codec/layout.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 
 #include "codec/levels.h"
 #include "codec/microscaling.h"
-#include "codec/rotation.h"
 
 namespace tersor::codec {
 namespace {
 
-uint16_t encode_scalar(ScalarForm form, float value) {
-  return form == ScalarForm::norm    ? encode_norm(value)
-         : form == ScalarForm::scale ? encode_scale(value)
-                                     : static_cast<uint16_t>(encode_exponent(value));
-}
-float decode_scalar(ScalarForm form, uint16_t bits) {
-  return form == ScalarForm::norm ? decode_norm(bits) : form == ScalarForm::scale ? decode_scale(bits) : decode_exponent(bits);
-}
+int pad(int dim) { return (dim + kLanes - 1) / kLanes * kLanes; }
 
-// The largest core matrix of a rotation that kernels take.
-constexpr int kMaxCore = 64;
-
-BitPlace place(Role role, int bits, int t, int d) { return role == Role::keys ? key_place(bits, t, d) : value_place(bits, t, d); }
+void put_scalar(ScalarForm form, float value, uint8_t* to) {
+  if (form == ScalarForm::exponent) {
+    *to = encode_exponent(value);
+  } else {
+    const uint16_t stored = form == ScalarForm::norm ? encode_norm(value) : encode_scale(value);
+    std::memcpy(to, &stored, 2);
+  }
+}
+float get_scalar(ScalarForm form, const uint8_t* from) {
+  if (form == ScalarForm::exponent) return decode_exponent(*from);
+  uint16_t stored;
+  std::memcpy(&stored, from, 2);
+  return form == ScalarForm::norm ? decode_norm(stored) : decode_scale(stored);
+}
 
 Packing packing_of(const Codec& codec) {
   const int bits = codec.spec().bits;
@@ -34,49 +37,31 @@ Packing packing_of(const Codec& codec) {
 
 bool Layout::fits_fragments(const Codec& codec) {
   const Spec& spec = codec.spec();
-  if (codec.dim() % kLanes != 0 || !kernel_gap(codec).empty()) return false;
+  if (codec.dim() % kLanes != 0 || spec.centre != 0) return false;
   switch (codec.family()) {
     case Family::full: return codec.dtype() != Dtype::f32;
-    case Family::affine: return spec.bits == 2 || spec.bits == 4 || spec.bits == 8;
-    case Family::turboquant: return spec.bits <= 4;
+    case Family::affine: return spec.axis == Axis::token && !spec.rule && (spec.bits == 2 || spec.bits == 4 || spec.bits == 8);
+    case Family::turboquant: return spec.bits <= 4 && resolved(spec.scalar, codec.role()) == resolved(ScalarRule::automatic, codec.role());
     default: return false;
   }
 }
 
-std::string Layout::kernel_gap(const Codec& codec) {
-  const Spec& spec = codec.spec();
-  if (spec.centre != 0) return "no cache subtracts a mean yet (centre=)";
-  switch (spec.family) {
-    case Family::full: return "";
-    case Family::affine: return spec.axis == Axis::token && !spec.rule ? "" : "there are no kernels for axis= and rule= of affine";
-    case Family::turboquant:
-      if (resolved(spec.scalar, codec.role()) != resolved(ScalarRule::automatic, codec.role()))
-        return "there are no kernels for this scalar=";
-      if (codec.rotation()->core() > kMaxCore) return "there are no kernels for head size " + std::to_string(codec.dim());
-      return "";
-    default: return "there are no kernels for it";
-  }
-}
-
-Layout::Layout(std::shared_ptr<const Codec> c, int full_block_tokens, Arrangement a, Reader reader)
+Layout::Layout(std::shared_ptr<const Codec> c, int full_block_tokens, Arrangement a)
     : codec(std::move(c)),
       family(codec->family()),
       role(codec->role()),
       dtype(codec->dtype()),
       arrangement(a),
       dim(codec->dim()),
-      padded_dim((dim + kLanes - 1) / kLanes * kLanes),
+      padded_dim(pad(dim)),
+      codes(codec->codes()),
       bits(codec->spec().bits),
       group(codec->spec().group),
       groups(codec->groups()),
       block_tokens(family != Family::full                  ? kTileTokens
                    : arrangement == Arrangement::fragments ? kFragmentFullTokens
                                                            : full_block_tokens),
-      levels(codec->levels().data()) {
-  const std::string gap = reader == Reader::kernels ? kernel_gap(*codec) : "";
-  if (!gap.empty())
-    throw Error("codec " + codec->spec().str() + " cannot hold a cache: " + gap +
-                "; codecs that can: full, affine:{2,3,4,5,6,8}[,group=32|64|128], turboquant:{1..6}[,rounds=1|2][,seed=N]");
+      scalar_rows(by_channel() ? codec->scalars() / dim * (kTileTokens / codec->block_tokens()) : codec->scalars()) {
   if (arrangement == Arrangement::fragments && !fits_fragments(*codec))
     throw Error("codec " + codec->spec().str() + " of head size " + std::to_string(dim) +
                 " has no fragment tiles; use the other arrangement");
@@ -85,36 +70,72 @@ Layout::Layout(std::shared_ptr<const Codec> c, int full_block_tokens, Arrangemen
     return;
   }
   if (arrangement == Arrangement::fragments) packing = packing_of(*codec);
-  for (const Piece& piece : codec->form().pieces) add_planes(piece);
-  const bool by_channel = codec->block_tokens() > 1;
-  scalar_rows = by_channel ? codec->scalars() / dim * (kTileTokens / codec->block_tokens()) : codec->scalars();
-  const size_t scalars = static_cast<size_t>(scalar_rows) * (by_channel ? padded_dim : kTileTokens) * scalar_bytes();
-  stride = block_bytes = scalars_offset + scalars;
-  if (arrangement == Arrangement::fragments && role == Role::values) codes_offset = scalars, scalars_offset = 0;
+  make_parts();
 }
 
-void Layout::add_planes(const Piece& piece) {
-  const bool halves = family == Family::turboquant_rvq && piece.bits > 6;
-  const size_t padded = static_cast<size_t>(piece.count + kLanes - 1) / kLanes * kLanes;
-  for (int shift = 0; shift < piece.bits;) {
-    int width = halves && shift == 0 ? 4 : 8;
-    while (width > piece.bits - shift) width /= 2;
-    planes[plane_count++] = {width, shift, scalars_offset, piece.first, piece.count};
-    scalars_offset += kTileTokens * padded * width / 8;
-    shift += width;
+// Where the parts' planes lie, then the scalars.
+void Layout::make_parts() {
+  const auto& pieces = codec->form().pieces;
+  size_t offset = 0;
+  padded_dim = 0;
+  for (size_t i = 0; i < pieces.size(); ++i) {
+    parts_.push_back(Layout(*this, Part{}, i, offset));
+    padded_dim = std::max(padded_dim, parts_.back().stored_begin + parts_.back().padded_dim);
   }
+  const size_t scalars = static_cast<size_t>(scalar_rows) * (by_channel() ? padded_dim : kTileTokens) * scalar_bytes();
+  scalars_offset = offset;
+  stride = block_bytes = offset + scalars;
+  for (Layout& part : parts_) {
+    part.scalars_offset = offset + static_cast<size_t>(part.first_scalar) * kTileTokens * scalar_bytes();
+    part.block_bytes = part.stride = block_bytes;
+  }
+  if (arrangement == Arrangement::fragments && role == Role::values) codes_offset = scalars, scalars_offset = 0;
+  if (parts_.size() > 1) return;
+  const Layout& only = parts_.front();
+  plane_count = only.plane_count, planes[0] = only.planes[0], planes[1] = only.planes[1];
+  table = only.table, levels = only.levels;
+  parts_.clear();
 }
 
-size_t Layout::scalar_bytes() const { return static_cast<size_t>(bits_of(codec->form().scalar_form)) / 8; }
+Layout::Layout(const Layout& whole, Part, size_t piece, size_t& offset)
+    : codec(whole.codec),
+      family(whole.family),
+      role(whole.role),
+      dtype(whole.dtype),
+      arrangement(whole.arrangement),
+      packing(whole.packing),
+      bits(whole.codec->form().pieces[piece].bits),
+      group(whole.group),
+      groups(whole.groups),
+      block_tokens(whole.block_tokens),
+      table(codec->table(static_cast<int>(piece))) {
+  const Piece& p = codec->form().pieces[piece];
+  dim = indexed() ? whole.dim : p.count, padded_dim = pad(dim);
+  codes = p.count, first_code = p.first;
+  stored_begin = pad(p.stored_begin);
+  first_scalar = p.scalar, scalar_rows = whole.codec->form().pieces.size() > 1 ? 1 : whole.scalar_rows;
+  if (table) levels = table->levels.data();
+  int shift = 0;
+  for (const int width : {8, 4, 2, 1})
+    if (bits & width) {
+      planes[plane_count++] = {width, shift, offset};
+      offset += static_cast<size_t>(kTileTokens) * (indexed() ? codes : padded_dim) * width / 8;
+      shift += width;
+    }
+}
 
 // index: of the codec's scalars; t: the token, or the first of its group.
 size_t Layout::scalar_offset(int index, int t) const {
-  if (codec->block_tokens() > 1) {
+  if (by_channel()) {
     const int row = t / codec->block_tokens() * (codec->scalars() / dim) + index / dim;
     return scalars_offset + (static_cast<size_t>(row) * padded_dim + index % dim) * scalar_bytes();
   }
-  const int place = arrangement == Arrangement::fragments ? scalar_index(t) : t;
-  return scalars_offset + (static_cast<size_t>(index) * kTileTokens + place) * scalar_bytes();
+  const int at = arrangement == Arrangement::fragments ? scalar_index(t) : t;
+  return scalars_offset + (static_cast<size_t>(index) * kTileTokens + at) * scalar_bytes();
+}
+
+BitPlace Layout::place(int width, int t, int code) const {
+  return indexed() ? index_place(width, t, code) : role == Role::keys ? key_place(width, t, code) : value_place(width, t, code);
 }
 
 void Layout::put_fragments(uint8_t* block, int t, std::span<const Code> codes) const {
@@ -146,52 +167,53 @@ void Layout::get_fragments(const uint8_t* block, int t, std::span<Code> codes) c
   }
 }
 
-void Layout::put_planes(uint8_t* block, int t, std::span<const Code> codes) const {
-  for (const Plane& plane : std::span(planes, plane_count)) {
-    const unsigned mask = (1u << plane.bits) - 1;
-    for (int i = 0; i < plane.count; ++i) {
-      const BitPlace at = place(role, plane.bits, t, i);
-      uint8_t& byte = block[plane.offset + at.byte];
-      byte = static_cast<uint8_t>((byte & ~(mask << at.shift)) | ((codes[plane.first + i] >> plane.shift) & mask) << at.shift);
+void Layout::put_planes(uint8_t* block, int t, std::span<const Code> codes_of_token) const {
+  for (int p = 0; p < plane_count; ++p) {
+    const unsigned mask = (1u << planes[p].bits) - 1;
+    for (int i = 0; i < codes; ++i) {
+      const BitPlace at = place(planes[p].bits, t, i);
+      uint8_t& byte = block[planes[p].offset + at.byte];
+      byte = static_cast<uint8_t>((byte & ~(mask << at.shift)) |
+                                  ((static_cast<unsigned>(codes_of_token[first_code + i]) >> planes[p].shift) & mask) << at.shift);
     }
   }
 }
 
-void Layout::get_planes(const uint8_t* block, int t, std::span<Code> codes) const {
-  std::fill(codes.begin(), codes.end(), Code{0});
-  for (const Plane& plane : std::span(planes, plane_count))
-    for (int i = 0; i < plane.count; ++i) {
-      const BitPlace at = place(role, plane.bits, t, i);
-      const unsigned field = (block[plane.offset + at.byte] >> at.shift) & ((1u << plane.bits) - 1);
-      codes[plane.first + i] = static_cast<Code>(codes[plane.first + i] | field << plane.shift);
+void Layout::get_planes(const uint8_t* block, int t, std::span<Code> codes_of_token) const {
+  for (int i = 0; i < codes; ++i) {
+    unsigned code = 0;
+    for (int p = 0; p < plane_count; ++p) {
+      const BitPlace at = place(planes[p].bits, t, i);
+      code |= ((block[planes[p].offset + at.byte] >> at.shift) & ((1u << planes[p].bits) - 1)) << planes[p].shift;
     }
+    codes_of_token[first_code + i] = static_cast<Code>(code);
+  }
 }
 
-void Layout::put(uint8_t* blocks, int64_t token, std::span<const Code> codes, std::span<const float> scalars) const {
+void Layout::put(uint8_t* blocks, int64_t token, std::span<const Code> all, std::span<const float> scalars) const {
   uint8_t* block = blocks + token / kTileTokens * stride;
   const int t = static_cast<int>(token % kTileTokens);
   for (int i = 0; i < codec->block_tokens(); ++i) {
-    const auto one = codes.subspan(static_cast<size_t>(i) * codec->codes(), codec->codes());
-    arrangement == Arrangement::fragments ? put_fragments(block, t + i, one) : put_planes(block, t + i, one);
+    const auto one = all.subspan(static_cast<size_t>(i) * codes, codes);
+    if (arrangement == Arrangement::fragments)
+      put_fragments(block, t + i, one);
+    else
+      for (const Layout& part : parts()) part.put_planes(block, t + i, one);
   }
-  for (int i = 0; i < codec->scalars(); ++i) {
-    const uint16_t stored = encode_scalar(codec->form().scalar_form, scalars[i]);
-    std::memcpy(block + scalar_offset(i, t), &stored, scalar_bytes());
-  }
+  for (int i = 0; i < codec->scalars(); ++i) put_scalar(codec->form().scalar_form, scalars[i], block + scalar_offset(i, t));
 }
 
-void Layout::get(const uint8_t* blocks, int64_t token, std::span<Code> codes, std::span<float> scalars) const {
+void Layout::get(const uint8_t* blocks, int64_t token, std::span<Code> all, std::span<float> scalars) const {
   const uint8_t* block = blocks + token / kTileTokens * stride;
   const int t = static_cast<int>(token % kTileTokens);
   for (int i = 0; i < codec->block_tokens(); ++i) {
-    const auto one = codes.subspan(static_cast<size_t>(i) * codec->codes(), codec->codes());
-    arrangement == Arrangement::fragments ? get_fragments(block, t + i, one) : get_planes(block, t + i, one);
+    const auto one = all.subspan(static_cast<size_t>(i) * codes, codes);
+    if (arrangement == Arrangement::fragments)
+      get_fragments(block, t + i, one);
+    else
+      for (const Layout& part : parts()) part.get_planes(block, t + i, one);
   }
-  for (int i = 0; i < codec->scalars(); ++i) {
-    uint16_t stored = 0;
-    std::memcpy(&stored, block + scalar_offset(i, t), scalar_bytes());
-    scalars[i] = decode_scalar(codec->form().scalar_form, stored);
-  }
+  for (int i = 0; i < codec->scalars(); ++i) scalars[i] = get_scalar(codec->form().scalar_form, block + scalar_offset(i, t));
 }
 
 void Layout::put_full(uint8_t* blocks, int64_t token, std::span<const float> x) const {
@@ -220,10 +242,10 @@ void Layout::get_full(const uint8_t* blocks, int64_t token, std::span<float> x) 
 
 void Layout::decode(const uint8_t* blocks, int64_t token, std::span<float> x) const {
   if (family == Family::full) return get_full(blocks, token, x);
-  std::vector<Code> codes(static_cast<size_t>(codec->block_tokens()) * codec->codes());
+  std::vector<Code> token_codes(static_cast<size_t>(codec->block_tokens()) * codes);
   std::vector<float> scalars(codec->scalars());
-  get(blocks, token, codes, scalars);
-  codec->decode(codes, scalars, x);
+  get(blocks, token, token_codes, scalars);
+  codec->decode(token_codes, scalars, x);
 }
 
 }  // namespace tersor::codec

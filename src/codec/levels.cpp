@@ -16,6 +16,24 @@ LevelTable lloyd_max_table(int dim, int bits) {
   return table;
 }
 
+const LevelTable& sign_table() {
+  static const LevelTable table{{-1.0f, 1.0f}, {0.0f}, {-255, 255}, 1.0f / 255};
+  return table;
+}
+
+LevelTable table_on_grid(std::span<const double> levels, int bits) {
+  const double step = levels.back() / grid_max(bits);
+  LevelTable table;
+  table.step = static_cast<float>(step);
+  for (const double level : levels) {
+    const long half = std::lround((std::abs(level) / step - 1) / 2);
+    table.grid.push_back(static_cast<int16_t>(level < 0 ? -(2 * half + 1) : 2 * half + 1));
+    table.levels.push_back(static_cast<float>(table.grid.back() * step));
+    if (table.levels.size() > 1) table.thresholds.push_back((table.levels.end()[-2] + table.levels.back()) / 2);
+  }
+  return table;
+}
+
 float level_scalar(ScalarRule rule, std::span<const double> y, std::span<const Code> codes, std::span<const float> levels) {
   double norm2 = 0, yc = 0, cc = 0;
   for (size_t i = 0; i < y.size(); ++i) {

@@ -14,6 +14,11 @@ namespace tersor::codec {
 /// The Lloyd-Max book on its grid (codec/books.h).
 LevelTable lloyd_max_table(int dim, int bits);
 
+/// -1 and 1, on the grid.
+const LevelTable& sign_table();
+/// A rising book on a grid of odd integers up to grid_max(bits), its thresholds midpoints.
+LevelTable table_on_grid(std::span<const double> levels, int bits);
+
 inline float cleaned(float x) { return std::isnan(x) ? 0.0f : std::clamp(x, -kInputMax, kInputMax); }
 inline std::vector<double> cleaned(std::span<const float> x) {
   std::vector<double> y(x.size());

@@ -10,7 +10,11 @@ namespace {
 
 class Microscaled final : public Codec {
  public:
-  Microscaled(const Spec& spec, Role role, int dim) : Codec(spec, role, dim), wide_(spec.family == Family::mxfp8) {}
+  Microscaled(const Spec& spec, Role role, int dim) : Codec(spec, role, dim), wide_(spec.family == Family::mxfp8) {
+    for (int code = 0; code < 1 << spec.bits; ++code) table_.levels.push_back(wide_ ? decode_e4m3(code) : decode_e2m1(code));
+  }
+
+  const LevelTable* table(int) const override { return &table_; }
 
   void encode(std::span<const float> x, std::span<Code> codes, std::span<float> scalars) const override {
     const GroupRule rule = spec().rule.value_or(GroupRule::mlx);
@@ -32,6 +36,7 @@ class Microscaled final : public Codec {
 
  private:
   bool wide_;
+  LevelTable table_;
 };
 
 }  // namespace

@@ -21,8 +21,9 @@ class Prod final : public Codec {
     if (levels_ > 0) table_ = lloyd_max_table(dim, spec.bits - 1);
   }
 
-  const LevelTable* table(int piece) const override { return levels_ > 0 && piece == 0 ? &table_ : nullptr; }
+  const LevelTable* table(int piece) const override { return levels_ > 0 && piece == 0 ? &table_ : &sign_table(); }
   const Rotation* rotation() const override { return &rotation_; }
+  double sketch_factor(int piece) const override { return levels_ > 0 && piece == 0 ? 0 : sketch_->factor(); }
 
   void encode(std::span<const float> x, std::span<Code> codes, std::span<float> scalars) const override {
     std::vector<double> rest = cleaned(x);

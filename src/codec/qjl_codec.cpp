@@ -22,6 +22,10 @@ class Qjl final : public Codec {
     outlier_sketch_ = make_sketch(spec.sketch, qjl_outlier_rows(spec), spec.outliers, ~spec.seed);
   }
 
+  const LevelTable* table(int) const override { return &sign_table(); }
+  double sketch_factor(int piece) const override { return (piece == 0 ? sketch_ : outlier_sketch_)->factor(); }
+  std::span<const int> outliers() const override { return outliers_; }
+
   void encode(std::span<const float> x, std::span<Code> codes, std::span<float> scalars) const override {
     std::vector<double> rest = cleaned(x);
     const std::vector<double> apart = take_outliers(rest);

@@ -1,7 +1,7 @@
 // Two-stage scalar quantisation of rotated coordinates: each is the sum of a level of stage 1 and one of stage 2.
 #include <algorithm>
+#include <utility>
 
-#include "codec/books.h"
 #include "codec/family.h"
 #include "codec/levels.h"
 #include "codec/rotation.h"
@@ -10,30 +10,37 @@
 namespace tersor::codec {
 namespace {
 
-// A code's low bits are the index of stage 1. Decoding is one table of sums, or of stage 1 alone.
+// A coordinate has two codes, one a stage; decoding reads the first `stages` of them.
 class Rvq final : public Codec {
  public:
   Rvq(const Spec& spec, Role role, int dim)
       : Codec(spec, role, dim),
         rotation_(dim, spec.rounds, spec.seed),
-        books_(spec.joint ? joint_rvq_books(dim, spec.bits, spec.bits2) : sequential_rvq_books(dim, spec.bits, spec.bits2)) {
-    const std::vector<double> sums = all_sums();
-    fill_table(sums);
-    order_codes(sums);
+        books_(spec.joint ? joint_rvq_books(dim, spec.bits, spec.bits2) : sequential_rvq_books(dim, spec.bits, spec.bits2)),
+        tables_{table_on_grid(books_.first, spec.bits), table_on_grid(books_.second, spec.bits2)} {
+    order_sums();
   }
 
-  const LevelTable* table(int) const override { return &table_; }
+  const LevelTable* table(int piece) const override { return &tables_[piece]; }
   const Rotation* rotation() const override { return &rotation_; }
 
   void encode(std::span<const float> x, std::span<Code> codes, std::span<float> scalars) const override {
     std::vector<double> y = cleaned(x);
     rotation_.apply(y);
     const double scale = unit_variance(y);
-    for (int i = 0; i < dim(); ++i) codes[i] = spec().joint ? nearest_sum(y[i] * scale) : in_stages(y[i] * scale);
-    scalars[0] = level_scalar(resolved(spec().scalar, role()), y, codes, table_.levels);
+    const auto size = static_cast<size_t>(dim());
+    std::vector<Code> read(size);
+    for (size_t i = 0; i < size; ++i) {
+      const auto [first, second] = spec().joint ? nearest_sum(y[i] * scale) : in_stages(y[i] * scale);
+      codes[i] = first, codes[size + i] = second;
+      read[i] = static_cast<Code>(first << spec().bits2 | second);
+    }
+    scalars[0] = level_scalar(resolved(spec().scalar, role()), y, read, read_sums_);
   }
   void decode(std::span<const Code> codes, std::span<const float> scalars, std::span<float> stored) const override {
-    for (int i = 0; i < dim(); ++i) stored[i] = table_.levels[codes[i]] * scalars[0];
+    const auto size = static_cast<size_t>(dim());
+    for (size_t i = 0; i < size; ++i)
+      stored[i] = (tables_[0].levels[codes[i]] + (spec().stages == 2 ? tables_[1].levels[codes[size + i]] : 0.0f)) * scalars[0];
   }
   void map_query(std::span<const double> q, std::span<double> mapped) const override {
     std::copy(q.begin(), q.end(), mapped.begin());
@@ -45,48 +52,40 @@ class Rvq final : public Codec {
   }
 
  private:
-  std::vector<double> all_sums() const {
-    std::vector<double> sums;
-    for (const double second : books_.second)
-      for (const double first : books_.first) sums.push_back(first + second);
-    return sums;
-  }
-  // The levels that are read, on the grid that integer kernels take.
-  void fill_table(const std::vector<double>& sums) {
-    const int top = grid_max(spec().bits + spec().bits2);
-    std::vector<double> read = sums;
-    if (spec().stages == 1)
-      for (size_t code = 0; code < read.size(); ++code) read[code] = books_.first[code % books_.first.size()];
-    const double step = *std::max_element(read.begin(), read.end()) / top;
-    table_.step = static_cast<float>(step);
-    for (const double level : read) {
-      const long half = std::lround((std::abs(level) / step - 1) / 2);
-      table_.grid.push_back(static_cast<int16_t>(level < 0 ? -(2 * half + 1) : 2 * half + 1));
-      table_.levels.push_back(static_cast<float>(table_.grid.back() * step));
+  using Pair = std::pair<Code, Code>;
+
+  // All pairs by rising sum, the borders between them, and what decoding makes of each pair.
+  void order_sums() {
+    std::vector<std::pair<double, Pair>> sums;
+    for (size_t first = 0; first < books_.first.size(); ++first)
+      for (size_t second = 0; second < books_.second.size(); ++second) {
+        sums.push_back({books_.first[first] + books_.second[second], {static_cast<Code>(first), static_cast<Code>(second)}});
+        read_sums_.push_back(tables_[0].levels[first] + (spec().stages == 2 ? tables_[1].levels[second] : 0.0f));
+      }
+    std::sort(sums.begin(), sums.end());
+    for (size_t i = 0; i < sums.size(); ++i) {
+      rising_.push_back(sums[i].second);
+      if (i > 0) borders_.push_back((sums[i - 1].first + sums[i].first) / 2);
     }
   }
-  void order_codes(const std::vector<double>& sums) {
-    for (size_t code = 0; code < sums.size(); ++code) rising_.push_back(static_cast<Code>(code));
-    std::sort(rising_.begin(), rising_.end(), [&](Code a, Code b) { return sums[a] < sums[b]; });
-    for (size_t i = 1; i < sums.size(); ++i) borders_.push_back((sums[rising_[i - 1]] + sums[rising_[i]]) / 2);
-  }
-  static size_t nearest_in(const std::vector<double>& levels, double y) {
+  static Code nearest_in(const std::vector<double>& levels, double y) {
     size_t best = 0;
     while (best + 1 < levels.size() && y > (levels[best] + levels[best + 1]) / 2) ++best;
-    return best;
+    return static_cast<Code>(best);
   }
-  Code in_stages(double y) const {
-    const size_t first = nearest_in(books_.first, y), second = nearest_in(books_.second, y - books_.first[first]);
-    return static_cast<Code>(first | second << spec().bits);
+  Pair in_stages(double y) const {
+    const Code first = nearest_in(books_.first, y);
+    return {first, nearest_in(books_.second, y - books_.first[first])};
   }
-  Code nearest_sum(double y) const {
+  Pair nearest_sum(double y) const {
     return rising_[static_cast<size_t>(std::lower_bound(borders_.begin(), borders_.end(), y) - borders_.begin())];
   }
 
   Rotation rotation_;
   const RvqBooks& books_;
-  LevelTable table_;
-  std::vector<Code> rising_;  // codes by rising sum
+  LevelTable tables_[2];
+  std::vector<float> read_sums_;  // [first][second]
+  std::vector<Pair> rising_;      // by their sum
   std::vector<double> borders_;
 };
 

@@ -16,6 +16,9 @@ struct Sketch {
   /// E[sign(s u) (s q)] = constant * <u, q> for unit u.
   double constant;
 
+  /// factor() * |x| * signs of S x: inner products with S q are those of x and q on average.
+  double factor() const { return 1 / (constant * rows); }
+
   /// <s_row, x>, in double.
   double product(int row, std::span<const double> x) const {
     double sum = 0;

@@ -35,8 +35,8 @@ constexpr std::string_view kPackedWeights =
 constexpr std::string_view kIntegerWeights =
     "affine:[234568],group=32,int16|affine:[234568],group=64,int16|affine:[234568],group=128,int16|mxfp4,int16";
 constexpr std::string_view kMxWeights = "mxfp4|mxfp8";
-constexpr std::string_view kCaches = "full*|affine:*|turboquant*";
-constexpr std::string_view kCachesInIntegers = "full*,int16|affine:*,int16|turboquant*,int16";
+constexpr std::string_view kCaches = "full*|affine:*|turboquant*|qjl:*|vecinfer:*|mxfp4*|mxfp8*";
+constexpr std::string_view kCachesInIntegers = "*,int16";
 
 // Every CPU kernel takes f32, f16 and bf16.
 constexpr Row kCpu[] = {

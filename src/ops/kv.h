@@ -11,25 +11,39 @@
 
 #include "codec/layout.h"
 #include "codec/rotation.h"
+#include "codec/stored_map.h"
 #include "tersor/ops.h"
 
 namespace tersor::ops {
 
-/// How one kind of slab stores keys and values. Immutable and shared.
-struct KvFormat {
-  KvFormat(std::shared_ptr<const codec::Codec> key_codec, std::shared_ptr<const codec::Codec> value_codec,
-           int full_block_tokens = codec::kFullBlockTokens, codec::Arrangement arrangement = codec::Arrangement::lanes)
-      : keys(std::move(key_codec), full_block_tokens, arrangement), values(std::move(value_codec), full_block_tokens, arrangement) {
-    if (fragments()) keys.stride = values.stride = keys.block_bytes + values.block_bytes;
-  }
+/// How vectors and stored vectors are related in all slabs of a layer: the codecs of its compressed slabs and what goes with them.
+struct KvBasis {
+  using Codecs = std::vector<std::shared_ptr<const codec::Codec>>;
+  /// One codec for all KV heads, or one each (of one form). Throws Error when there are no kernels for a codec.
+  KvBasis(Codecs keys, Codecs values);
 
-  codec::Layout keys, values;
-  /// Applied before storing, undone by attention. A `full` slab beside a rotated one stores rotated numbers too, so that all
-  /// slabs of a layer live in one basis.
+  Codecs key_codecs, value_codecs;
+  /// Applied before storing, undone by attention. `full` slabs beside a rotated one store rotated numbers too, so that all slabs of a
+  /// layer live in one basis.
   const codec::Rotation* key_rotation = nullptr;
   const codec::Rotation* value_rotation = nullptr;
-  std::shared_ptr<const codec::Codec> rotation_owners[2];  // keep the rotations alive
-  bool sanitise = true;                                    // NaN becomes 0 and magnitudes are clamped before storing
+  /// Where the map is more than a rotation; `full` slabs then store numbers as they come, in a section of their own.
+  std::optional<codec::StoredMap> key_map, value_map;
+};
+
+/// How one kind of slab stores keys and values. Immutable and shared.
+struct KvFormat {
+  /// Compressed as the basis says.
+  explicit KvFormat(std::shared_ptr<const KvBasis> basis, codec::Arrangement arrangement = codec::Arrangement::lanes)
+      : KvFormat(basis, basis->key_codecs[0], basis->value_codecs[0], codec::kFullBlockTokens, arrangement) {}
+  /// In codecs of its own (`full` ones), beside slabs of that basis.
+  KvFormat(std::shared_ptr<const KvBasis> basis, std::shared_ptr<const codec::Codec> key_codec,
+           std::shared_ptr<const codec::Codec> value_codec, int full_block_tokens = codec::kFullBlockTokens,
+           codec::Arrangement arrangement = codec::Arrangement::lanes);
+
+  std::shared_ptr<const KvBasis> basis;
+  codec::Layout keys, values;
+  bool sanitise = true;  // NaN becomes 0 and magnitudes are clamped before storing
   int batch = 1, heads = 1;
   mutable std::shared_ptr<const void> prepared;  // what a GPU plug-in makes of it once
 
@@ -61,9 +75,10 @@ struct KvWrite {
 
 /// Encodes k and v ([B, L, H * D] tokens major or [B, H, L, D] heads major) into the slabs, in place: the slabs' arrays are replaced by
 /// arrays that share their memory, so whatever reads them depends on the write. Each slab at most once. Slots that an earlier attention
-/// read may be overwritten: `after` (the last attention's ticket) makes the write wait for it.
+/// read may be overwritten: `after` (the last attention's ticket) makes the write wait for it. centre: float32 [B, H, D], subtracted from
+/// every key first (CPU only).
 void kv_append(std::span<const KvWrite> writes, const mx::array& k, const mx::array& v, const std::optional<mx::array>& after,
-               const Choice& choice, mx::StreamOrDevice s = {});
+               const Choice& choice, const std::optional<mx::array>& centre = {}, mx::StreamOrDevice s = {});
 
 /// The same, after queries and keys have been turned at positions position, position + 1, ...; returns the turned queries. GPU kernels
 /// only: one launch.
@@ -97,7 +112,8 @@ KvAttended kv_attend(const mx::array& q, std::span<const KvRead> reads, const At
                      const Choice& choice, const std::optional<mx::array>& earlier = {}, mx::StreamOrDevice s = {});
 
 /// The same in composed MLX operations (kernels "mlx (composed)").
-void kv_append_composed(std::span<const KvWrite> writes, const mx::array& k, const mx::array& v, mx::StreamOrDevice s);
+void kv_append_composed(std::span<const KvWrite> writes, const mx::array& k, const mx::array& v, const std::optional<mx::array>& centre,
+                        mx::StreamOrDevice s);
 KvAttended kv_attend_composed(const mx::array& q, std::span<const KvRead> reads, const AttendOptions& options, int64_t position,
                               mx::StreamOrDevice s);
 

@@ -14,11 +14,14 @@
 namespace tersor::ops {
 namespace {
 
-kernels::KvEncode encode_params(const KvTarget& target, bool keys, kernels::KvRows rows, uint8_t* slab) {
+kernels::KvEncode encode_params(const KvTarget& target, bool keys, kernels::KvRows rows, uint8_t* slab, const float* centre) {
   const KvFormat& format = *target.format;
   kernels::KvEncode p;
   p.layout = keys ? &format.keys : &format.values;
-  p.rotation = keys ? format.key_rotation : format.value_rotation;
+  p.rotation = keys ? format.basis->key_rotation : format.basis->value_rotation;
+  const KvBasis::Codecs& codecs = keys ? format.basis->key_codecs : format.basis->value_codecs;
+  if (codecs.size() > 1 && p.layout->family != codec::Family::full) p.codecs = codecs.data();
+  p.centre = keys ? centre : nullptr;
   p.sanitise = format.sanitise;
   rows.data = rows.row(0, 0, target.begin);
   p.rows = rows;
@@ -38,12 +41,13 @@ class KvAppend : public Node {
     auto& encoder = mx::cpu::get_command_encoder(stream());
     const mx::array k = contiguous_rows(inputs[0], encoder), v = contiguous_rows(inputs[1], encoder);
     encoder.add_temporaries({k, v});
+    const float* const centre = call_.centred ? inputs[2 + call_.targets.size()].data<float>() : nullptr;
     std::vector<kernels::KvEncode> jobs;
     for (size_t i = 0; i < call_.targets.size(); ++i) {
       outputs[i].copy_shared_buffer(inputs[2 + i]);
       uint8_t* slab = outputs[i].data<uint8_t>();
-      jobs.push_back(encode_params(call_.targets[i], true, rows_of(k, call_.keys), slab));
-      jobs.push_back(encode_params(call_.targets[i], false, rows_of(v, call_.values), slab));
+      jobs.push_back(encode_params(call_.targets[i], true, rows_of(k, call_.keys), slab, centre));
+      jobs.push_back(encode_params(call_.targets[i], false, rows_of(v, call_.values), slab, centre));
     }
     // The formats must outlive the work.
     dispatch(encoder, [first = std::move(jobs), targets = call_.targets](Later later) {
@@ -99,15 +103,15 @@ KvAppendCall checked_call(std::span<const KvWrite> writes, const mx::array& k, c
 
 // Puts the node's outputs in the place of the slabs' arrays; returns its last output.
 mx::array add_node(std::span<const KvWrite> writes, const KvAppendCall& call, std::vector<mx::array> inputs,
-                   const std::vector<mx::array>& turned, const std::optional<mx::array>& after, mx::StreamOrDevice s) {
+                   const std::vector<mx::array>& more, const std::optional<mx::array>& after, mx::StreamOrDevice s) {
   std::vector<mx::Shape> shapes;
   for (const KvWrite& write : writes) {
     inputs.push_back(write.slab->data);
     shapes.push_back(write.slab->data.shape());
   }
   std::vector<mx::Dtype> dtypes(writes.size(), mx::uint8);
-  inputs.insert(inputs.end(), turned.begin(), turned.end());
-  if (call.turn) shapes.push_back(turned[0].shape()), dtypes.push_back(turned[0].dtype());
+  inputs.insert(inputs.end(), more.begin(), more.end());
+  if (call.turn) shapes.push_back(more[0].shape()), dtypes.push_back(more[0].dtype());
   if (after) inputs.push_back(*after);
   auto outputs = mx::array::make_arrays(std::move(shapes), dtypes, std::make_shared<KvAppend>(mx::to_stream(s), call), inputs);
   for (size_t i = 0; i < writes.size(); ++i) writes[i].slab->data = outputs[i];
@@ -128,11 +132,18 @@ KvSlab KvSlab::make(std::shared_ptr<const KvFormat> format, int64_t capacity, in
 }
 
 void kv_append(std::span<const KvWrite> writes, const mx::array& k, const mx::array& v, const std::optional<mx::array>& after,
-               const Choice& choice, mx::StreamOrDevice s) {
+               const Choice& choice, const std::optional<mx::array>& centre, mx::StreamOrDevice s) {
   if (writes.empty()) return;
-  const KvAppendCall call = checked_call(writes, k, v);
-  if (!choice.fast) return kv_append_composed(writes, k, v, s);
-  add_node(writes, call, {k, v}, {}, after, s);
+  KvAppendCall call = checked_call(writes, k, v);
+  if (!choice.fast) return kv_append_composed(writes, k, v, centre, s);
+  std::vector<mx::array> more;
+  if (centre) {
+    if (centre->shape() != mx::Shape{static_cast<int>(call.keys.batch), static_cast<int>(call.keys.heads), static_cast<int>(call.keys.dim)})
+      throw std::invalid_argument("[kv_append] centre must be [batch, heads, dim] like the keys");
+    call.centred = true;
+    more.push_back(mx::contiguous(mx::astype(*centre, mx::float32, s), false, s));
+  }
+  add_node(writes, call, {k, v}, more, after, s);
 }
 
 mx::array kv_append_turned(std::span<const KvWrite> writes, const KvTurning& turn, const mx::array& k, const mx::array& v,

@@ -97,7 +97,11 @@ class KvAttend : public Node {
     p.out_batch_stride = shape.heads * shape.tokens * call_.value_dim;
     p.out_head_stride = shape.tokens_major ? call_.value_dim : shape.tokens * call_.value_dim;
     p.out_token_stride = shape.tokens_major ? shape.heads * call_.value_dim : call_.value_dim;
-    p.key_rotation = format.key_rotation, p.value_rotation = format.value_rotation;
+    const KvBasis& basis = *format.basis;
+    p.key_rotation = basis.key_rotation, p.value_rotation = basis.value_rotation;
+    p.key_map = basis.key_map ? &*basis.key_map : nullptr, p.value_map = basis.value_map ? &*basis.value_map : nullptr;
+    if (basis.key_codecs.size() > 1) p.key_codecs = basis.key_codecs.data();
+    if (basis.value_codecs.size() > 1) p.value_codecs = basis.value_codecs.data();
     p.scale = call_.scale, p.soft_cap = call_.soft_cap;
     p.exact = call_.exact;
     p.causal = call_.causal, p.sliding_window = call_.sliding_window, p.position = call_.position;

@@ -42,8 +42,9 @@ mx::array load_queries(const mx::array& q, const RowShape& shape, const KvFormat
   mx::array x = q;
   if (shape.tokens_major) x = mx::swapaxes(mx::reshape(x, {batch, tokens, heads, dim}, s), 1, 2, s);
   x = mx::multiply(mx::astype(x, mx::float32, s), mx::array(scale), s);
-  if (format.key_rotation) x = mx::matmul(x, composed::rotation_matrix(*format.key_rotation), s);
-  return mx::reshape(x, {batch, format.heads, heads / format.heads * tokens, dim}, s);
+  if (format.basis->key_rotation) x = mx::matmul(x, composed::rotation_matrix(*format.basis->key_rotation), s);
+  x = mx::reshape(x, {batch, format.heads, heads / format.heads * tokens, dim}, s);
+  return format.basis->key_map ? mx::matmul(x, composed::map_matrix(*format.basis->key_map, format.heads), s) : x;
 }
 
 mx::array by_group(const mx::array& mask, int kv_heads, int group, mx::StreamOrDevice s) {
@@ -51,13 +52,17 @@ mx::array by_group(const mx::array& mask, int kv_heads, int group, mx::StreamOrD
   return mx::reshape(mask, {mask.shape(0), per_head ? kv_heads : 1, per_head ? group : 1, mask.shape(2), mask.shape(3)}, s);
 }
 
-// One chunk [begin, end) of a slab, a multiple of both block sizes but for its end, as float32 [B, H, end - begin, dim].
-mx::array decode_chunk(const codec::Layout& layout, const mx::array& slab, size_t offset, int64_t begin, int64_t end,
-                       mx::StreamOrDevice s) {
+// Numbers of a stored vector, keys' or values'.
+int key_width(const KvFormat& format) { return format.basis->key_map ? format.basis->key_map->out : format.keys.dim; }
+int value_width(const KvFormat& format) { return format.basis->value_map ? format.basis->value_map->in : format.values.dim; }
+
+// One chunk [begin, end) of a slab, a multiple of both block sizes but for its end, as float32 [B, H, end - begin, width].
+mx::array decode_chunk(const codec::Layout& layout, const KvBasis::Codecs& codecs, const mx::array& slab, size_t offset, int64_t begin,
+                       int64_t end, int width, mx::StreamOrDevice s) {
   const size_t from = offset + begin / layout.block_tokens * layout.block_bytes, to = offset + layout.bytes(end);
   const mx::array bytes = mx::slice(slab, {0, 0, to_int(from)}, {slab.shape(0), slab.shape(1), to_int(to)}, s);
-  const mx::array numbers = composed::decode_blocks(layout, bytes, s);
-  return mx::slice(numbers, {0, 0, 0, 0}, {numbers.shape(0), numbers.shape(1), to_int(end - begin), layout.dim}, s);
+  const mx::array numbers = composed::decode_blocks(layout, codecs, bytes, width, s);
+  return mx::slice(numbers, {0, 0, 0, 0}, {numbers.shape(0), numbers.shape(1), to_int(end - begin), width}, s);
 }
 
 // [L, tokens] bool, or nothing when no row sees the chunk.
@@ -138,15 +143,16 @@ void add_slab(const Call& call, const KvRead& read, Running& running, mx::Stream
   const KvSlab& slab = *read.slab;
   const KvFormat& format = *slab.format;
   // Numbers stored as they came in are finite when they were sanitised; a rotation may exceed a 16-bit range again.
-  const bool finite = format.values.family != codec::Family::full || (format.sanitise && !format.value_rotation);
+  const bool finite = format.values.family != codec::Family::full || (format.sanitise && !format.basis->value_rotation);
   for (int64_t begin = 0; begin < slab.count; begin += kChunkTokens) {
     const int64_t end = std::min(begin + kChunkTokens, slab.count);
     const auto visible = chunk_visibility(call, read, begin, end, s);
     if (!visible) continue;
     // One chunk after the other: the next one is not decoded before this one has been added.
     const mx::array data = mx::depends({slab.data}, {running.output})[0];
-    const mx::array keys = decode_chunk(format.keys, data, 0, begin, end, s);
-    const mx::array values = decode_chunk(format.values, data, format.values_offset(slab.capacity), begin, end, s);
+    const mx::array keys = decode_chunk(format.keys, format.basis->key_codecs, data, 0, begin, end, key_width(format), s);
+    const mx::array values = decode_chunk(format.values, format.basis->value_codecs, data, format.values_offset(slab.capacity), begin, end,
+                                          value_width(format), s);
     add_chunk(call, running, scores_of(call, keys, *visible, slab.first + begin, s), values, finite, s);
   }
 }
@@ -164,8 +170,13 @@ mx::array finish(const Call& call, const Running& running, const KvFormat& forma
   const mx::array zero(0.0f), nothing = mx::equal(running.sum, zero, s);
   mx::array out = mx::divide(running.output, mx::where(nothing, mx::array(1.0f), running.sum, s), s);
   const int heads = call.kv_heads * call.group, dim = format.values.dim;
+  if (format.basis->value_map) {
+    const mx::Shape rows{call.batch, call.kv_heads, call.group * call.rows, value_width(format)};
+    out = mx::matmul(mx::reshape(out, rows, s), composed::map_matrix(*format.basis->value_map, call.kv_heads), s);
+  }
   out = mx::reshape(out, {call.batch, heads, call.rows, dim}, s);
-  if (format.value_rotation) out = mx::matmul(out, mx::transpose(composed::rotation_matrix(*format.value_rotation), s), s);
+  if (format.basis->value_rotation)
+    out = mx::matmul(out, mx::transpose(composed::rotation_matrix(*format.basis->value_rotation), s), s);
   if (call.shape.tokens_major) out = mx::swapaxes(out, 1, 2, s);
   return mx::astype(mx::reshape(out, call.shape.with_dim(dim), s), dtype, s);
 }
@@ -189,7 +200,7 @@ KvAttended kv_attend_composed(const mx::array& q, std::span<const KvRead> reads,
             std::nullopt,
             s};
   if (options.mask) call.mask = by_group(checked_mask(*options.mask, shape, total_tokens(reads), s), format.heads, group, s);
-  Running running = start(call, format.values.dim, s);
+  Running running = start(call, value_width(format), s);
   for (const KvRead& read : reads) add_slab(call, read, running, s);
   if (options.sinks) add_sinks(call, running, s);
   const mx::array out = finish(call, running, format, q.dtype(), s);

@@ -51,8 +51,25 @@ mx::array shifts(int bits) {
   return mx::array(list.data(), {static_cast<int>(list.size())}, mx::uint8);
 }
 
+// Indices: bytes [code][8 * bits], whose field f of byte t belongs to token t + 8 * bits * f. Fields [B, H, tokens, codes].
+mx::array unpack_indices(const codec::Layout& part, int bits, const mx::array& bytes, mx::StreamOrDevice s) {
+  const int b = bytes.shape(0), h = bytes.shape(1), n = bytes.shape(2);
+  mx::array x = mx::reshape(bytes, {b, h, n, part.codes, 1, 8 * bits}, s);
+  if (bits < 8) x = mx::bitwise_and(mx::right_shift(x, mx::reshape(shifts(bits), {8 / bits, 1}, s), s), u8((1 << bits) - 1), s);
+  x = mx::reshape(x, {b, h, n, part.codes, kTileTokens}, s);
+  return mx::reshape(mx::swapaxes(x, 3, 4, s), {b, h, n * kTileTokens, part.codes}, s);
+}
+mx::array pack_indices(const codec::Layout& part, int bits, const mx::array& fields, mx::StreamOrDevice s) {
+  const int b = fields.shape(0), h = fields.shape(1), n = fields.shape(2) / kTileTokens;
+  mx::array x = mx::swapaxes(mx::reshape(fields, {b, h, n, kTileTokens, part.codes}, s), 3, 4, s);
+  x = mx::reshape(mx::contiguous(x, false, s), {b, h, n, part.codes, 8 / bits, 8 * bits}, s);
+  if (bits < 8) x = mx::sum(mx::left_shift(x, mx::reshape(shifts(bits), {8 / bits, 1}, s), s), 4, false, s);
+  return mx::reshape(mx::astype(x, mx::uint8, s), {b, h, n, part.codes * 8 * bits}, s);
+}
+
 // Bytes [B, H, blocks, plane bytes] to the plane's fields [B, H, tokens, padded dim].
 mx::array unpack_plane(const codec::Layout& layout, int bits, const mx::array& bytes, mx::StreamOrDevice s) {
+  if (layout.indexed()) return unpack_indices(layout, bits, bytes, s);
   const PlaneAxes a(layout, bits);
   const int b = bytes.shape(0), h = bytes.shape(1), n = bytes.shape(2);
   mx::array x = mx::reshape(bytes, {b, h, n, a.outer, a.rows, kLanes, 4, 1}, s);
@@ -62,6 +79,7 @@ mx::array unpack_plane(const codec::Layout& layout, int bits, const mx::array& b
 }
 
 mx::array pack_plane(const codec::Layout& layout, int bits, const mx::array& fields, mx::StreamOrDevice s) {
+  if (layout.indexed()) return pack_indices(layout, bits, fields, s);
   const PlaneAxes a(layout, bits);
   const int b = fields.shape(0), h = fields.shape(1), n = fields.shape(2) / kTileTokens;
   const bool keys = layout.role == codec::Role::keys;
@@ -81,7 +99,9 @@ mx::array byte_range(const mx::array& blocks, size_t begin, size_t end, mx::Stre
                    s);
 }
 
-size_t plane_bytes(const codec::Layout& layout, int bits) { return static_cast<size_t>(kTileTokens) * layout.padded_dim * bits / 8; }
+size_t plane_bytes(const codec::Layout& part, int bits) {
+  return static_cast<size_t>(kTileTokens) * (part.indexed() ? part.codes : part.padded_dim) * bits / 8;
+}
 
 // Float bits (magnitudes) rounded to nearest even at `drop` bits, as 16-bit numbers of codec/scalar.h.
 mx::array round_bits(const mx::array& magnitude, int drop, mx::StreamOrDevice s) {
@@ -94,35 +114,57 @@ mx::array round_bits(const mx::array& magnitude, int drop, mx::StreamOrDevice s)
 
 }  // namespace
 
-CodeBlocks unpack_codes(const codec::Layout& layout, const mx::array& bytes, mx::StreamOrDevice s) {
-  const mx::array blocks = blocks_of(layout, bytes, s);
+mx::array unpack_codes(const codec::Layout& part, const mx::array& blocks, mx::StreamOrDevice s) {
   std::optional<mx::array> codes;
-  for (int i = 0; i < layout.plane_count; ++i) {
-    const codec::Plane& plane = layout.planes[i];
-    mx::array part =
-        unpack_plane(layout, plane.bits, byte_range(blocks, plane.offset, plane.offset + plane_bytes(layout, plane.bits), s), s);
-    if (plane.shift) part = mx::left_shift(part, u8(plane.shift), s);
-    codes = codes ? mx::bitwise_or(*codes, part, s) : part;
+  for (int i = 0; i < part.plane_count; ++i) {
+    const codec::Plane& plane = part.planes[i];
+    mx::array field = unpack_plane(part, plane.bits, byte_range(blocks, plane.offset, plane.offset + plane_bytes(part, plane.bits), s), s);
+    if (part.bits > 8) field = mx::astype(field, mx::uint16, s);
+    if (plane.shift) field = mx::left_shift(field, mx::array(plane.shift, field.dtype()), s);
+    codes = codes ? mx::bitwise_or(*codes, field, s) : field;
   }
-  const int b = bytes.shape(0), h = bytes.shape(1), n = blocks.shape(2);
-  const mx::array stored =
-      mx::view(mx::contiguous(byte_range(blocks, layout.scalars_offset, layout.block_bytes, s), false, s), mx::uint16, s);
-  const mx::array rows = mx::reshape(stored, {b, h, n, layout.scalar_rows, kTileTokens}, s);
-  return {*codes, mx::reshape(mx::swapaxes(rows, 3, 4, s), {b, h, n * kTileTokens, layout.scalar_rows}, s)};
+  return *codes;
 }
 
-mx::array pack_codes(const codec::Layout& layout, const CodeBlocks& blocks, mx::StreamOrDevice s) {
-  const int b = blocks.codes.shape(0), h = blocks.codes.shape(1), n = blocks.codes.shape(2) / kTileTokens;
-  std::vector<mx::array> parts;
-  for (int i = 0; i < layout.plane_count; ++i) {
-    const codec::Plane& plane = layout.planes[i];
-    const mx::array fields = mx::bitwise_and(mx::right_shift(blocks.codes, u8(plane.shift), s), u8((1 << plane.bits) - 1), s);
-    parts.push_back(pack_plane(layout, plane.bits, fields, s));
+namespace {
+
+mx::array unpack_scalars(const codec::Layout& layout, const mx::array& blocks, mx::StreamOrDevice s) {
+  const int b = blocks.shape(0), h = blocks.shape(1), n = blocks.shape(2);
+  if (layout.scalar_rows == 0) return mx::zeros({b, h, n * kTileTokens, 0}, mx::uint16, s);
+  const mx::array bytes = mx::contiguous(byte_range(blocks, layout.scalars_offset, layout.block_bytes, s), false, s);
+  const mx::array stored = layout.scalar_bytes() == 1 ? bytes : mx::view(bytes, mx::uint16, s);
+  const mx::array rows = mx::reshape(stored, {b, h, n, layout.scalar_rows, kTileTokens}, s);
+  return mx::reshape(mx::swapaxes(rows, 3, 4, s), {b, h, n * kTileTokens, layout.scalar_rows}, s);
+}
+
+}  // namespace
+
+CodeBlocks unpack_blocks(const codec::Layout& layout, const mx::array& bytes, mx::StreamOrDevice s) {
+  const mx::array blocks = blocks_of(layout, bytes, s);
+  std::vector<mx::array> codes;
+  for (const codec::Layout& part : layout.parts()) codes.push_back(unpack_codes(part, blocks, s));
+  return {codes, unpack_scalars(layout, blocks, s)};
+}
+
+mx::array pack_blocks(const codec::Layout& layout, const CodeBlocks& blocks, mx::StreamOrDevice s) {
+  const int b = blocks.scalars.shape(0), h = blocks.scalars.shape(1), n = blocks.scalars.shape(2) / kTileTokens;
+  std::vector<mx::array> pieces;
+  for (size_t p = 0; p < layout.parts().size(); ++p) {
+    const codec::Layout& part = layout.parts()[p];
+    for (int i = 0; i < part.plane_count; ++i) {
+      const codec::Plane& plane = part.planes[i];
+      const mx::array& codes = blocks.codes[p];
+      const mx::array shifted = mx::right_shift(codes, mx::array(plane.shift, codes.dtype()), s);
+      const mx::array fields = mx::bitwise_and(shifted, mx::array((1 << plane.bits) - 1, codes.dtype()), s);
+      pieces.push_back(pack_plane(part, plane.bits, mx::astype(fields, mx::uint8, s), s));
+    }
   }
-  const mx::array rows = mx::swapaxes(mx::reshape(blocks.scalars, {b, h, n, kTileTokens, layout.scalar_rows}, s), 3, 4, s);
-  const mx::array stored = mx::reshape(mx::contiguous(rows, false, s), {b, h, n, layout.scalar_rows * kTileTokens}, s);
-  parts.push_back(mx::view(stored, mx::uint8, s));
-  return mx::reshape(mx::concatenate(parts, 3, s), {b, h, n * static_cast<int>(layout.block_bytes)}, s);
+  if (layout.scalar_rows > 0) {
+    const mx::array rows = mx::swapaxes(mx::reshape(blocks.scalars, {b, h, n, kTileTokens, layout.scalar_rows}, s), 3, 4, s);
+    const mx::array stored = mx::reshape(mx::contiguous(rows, false, s), {b, h, n, layout.scalar_rows * kTileTokens}, s);
+    pieces.push_back(layout.scalar_bytes() == 1 ? stored : mx::view(stored, mx::uint8, s));
+  }
+  return mx::reshape(mx::concatenate(pieces, 3, s), {b, h, n * static_cast<int>(layout.block_bytes)}, s);
 }
 
 mx::array unpack_full(const codec::Layout& layout, const mx::array& bytes, mx::StreamOrDevice s) {
@@ -168,20 +210,71 @@ mx::array group_of_dims(const codec::Layout& layout) {
   return mx::array(groups.data(), {layout.dim}, mx::int32);
 }
 
-mx::array decode_blocks(const codec::Layout& layout, const mx::array& bytes, mx::StreamOrDevice s) {
-  const auto cut = [&](const mx::array& x) { return mx::slice(x, {0, 0, 0, 0}, {x.shape(0), x.shape(1), x.shape(2), layout.dim}, s); };
-  if (layout.family == codec::Family::full) return mx::astype(cut(unpack_full(layout, bytes, s)), mx::float32, s);
-  const CodeBlocks blocks = unpack_codes(layout, bytes, s);
-  const mx::array codes = cut(blocks.codes);
-  if (layout.family == codec::Family::turboquant) {
-    const mx::array levels(layout.levels, {1 << layout.bits}, mx::float32);
-    return mx::multiply(mx::take(levels, codes, s), decode_norms(blocks.scalars, s), s);
+mx::array decode_exponents(const mx::array& bytes, mx::StreamOrDevice s) {
+  const mx::array bits = mx::maximum(mx::left_shift(mx::astype(bytes, mx::uint32, s), u32(23), s), u32(0x00400000), s);
+  return mx::view(bits, mx::float32, s);
+}
+
+namespace {
+
+mx::array cut(const mx::array& x, int last, mx::StreamOrDevice s) {
+  return mx::slice(x, {0, 0, 0, 0}, {x.shape(0), x.shape(1), x.shape(2), last}, s);
+}
+mx::array scalars_of(const codec::Layout& part, const mx::array& scalars, mx::StreamOrDevice s) {
+  mx::Shape start(4, 0), stop = scalars.shape();
+  start[3] = part.first_scalar, stop[3] = part.first_scalar + part.scalar_rows;
+  return mx::slice(scalars, start, stop, s);
+}
+
+// Indices [B, H, tokens, codes] to numbers [B, H, tokens, dim]; heads may have codebooks of their own.
+mx::array look_up(const codec::Layout& part, const KvBasis::Codecs& codecs, const mx::array& indices, mx::StreamOrDevice s) {
+  const int heads = static_cast<int>(codecs.size()), sub = part.codec->spec().sub, count = 1 << part.bits;
+  std::vector<float> numbers;
+  for (const auto& codec : codecs) numbers.insert(numbers.end(), codec->centroids().begin(), codec->centroids().end());
+  const mx::array books(numbers.data(), {heads * count, sub}, mx::float32);
+  mx::array at = mx::astype(indices, mx::int32, s);
+  if (heads > 1) at = mx::add(at, mx::reshape(mx::multiply(mx::arange(heads, mx::int32, s), mx::array(count), s), {heads, 1, 1}, s), s);
+  return mx::reshape(mx::take(books, at, 0, s), {at.shape(0), at.shape(1), at.shape(2), part.dim}, s);
+}
+
+// What one part decodes to: [B, H, tokens, part.dim].
+mx::array decode_part(const codec::Layout& part, const KvBasis::Codecs& codecs, const mx::array& codes, const mx::array& all_scalars,
+                      mx::StreamOrDevice s) {
+  if (part.indexed()) return look_up(part, codecs, codes, s);
+  const mx::array inner = cut(codes, part.dim, s), scalars = scalars_of(part, all_scalars, s);
+  if (part.has_norms()) {
+    const mx::array levels(part.levels, {1 << part.bits}, mx::float32);
+    return mx::multiply(mx::take(levels, inner, s), decode_norms(scalars, s), s);
   }
-  const mx::array parts =
-      mx::reshape(decode_scales(blocks.scalars, s), {codes.shape(0), codes.shape(1), codes.shape(2), 2, layout.groups}, s);
-  const mx::array by_dim = mx::take(parts, group_of_dims(layout), 4, s);
+  if (part.scalar_bytes() == 1) {
+    const mx::array levels(part.levels, {1 << part.bits}, mx::float32);
+    return mx::multiply(mx::take(levels, inner, s), mx::take(decode_exponents(scalars, s), group_of_dims(part), 3, s), s);
+  }
+  const mx::array parts = mx::reshape(decode_scales(scalars, s), {inner.shape(0), inner.shape(1), inner.shape(2), 2, part.groups}, s);
+  const mx::array by_dim = mx::take(parts, group_of_dims(part), 4, s);
   const mx::array scales = mx::take(by_dim, 0, 3, s), biases = mx::take(by_dim, 1, 3, s);
-  return mx::add(mx::multiply(mx::astype(codes, mx::float32, s), scales, s), biases, s);
+  return mx::add(mx::multiply(mx::astype(inner, mx::float32, s), scales, s), biases, s);
+}
+
+}  // namespace
+
+mx::array in_section(const mx::array& x, int begin, int width, mx::StreamOrDevice s) {
+  if (begin == 0 && x.shape(3) == width) return x;
+  return mx::pad(x, {{0, 0}, {0, 0}, {0, 0}, {begin, width - begin - x.shape(3)}}, mx::array(0.0f), "constant", s);
+}
+
+mx::array decode_blocks(const codec::Layout& layout, const KvBasis::Codecs& codecs, const mx::array& bytes, int width,
+                        mx::StreamOrDevice s) {
+  if (layout.family == codec::Family::full)
+    return in_section(mx::astype(cut(unpack_full(layout, bytes, s), layout.dim, s), mx::float32, s), layout.stored_begin, width, s);
+  const CodeBlocks blocks = unpack_blocks(layout, bytes, s);
+  std::optional<mx::array> sum;
+  for (size_t p = 0; p < layout.read_parts().size(); ++p) {
+    const codec::Layout& part = layout.parts()[p];
+    const mx::array numbers = in_section(decode_part(part, codecs, blocks.codes[p], blocks.scalars, s), part.stored_begin, width, s);
+    sum = sum ? mx::add(*sum, numbers, s) : numbers;
+  }
+  return *sum;
 }
 
 mx::array rotation_matrix(const codec::Rotation& rotation) {
@@ -202,6 +295,11 @@ mx::array rotation_matrix(const codec::Rotation& rotation) {
   }
   if (matrices.size() >= kMost) matrices.clear();
   return matrices.emplace(key, mx::array(matrix.data(), {dim, dim}, mx::float32)).first->second;
+}
+
+mx::array map_matrix(const codec::StoredMap& map, int heads) {
+  const int count = map.per_head() ? heads : 1;
+  return mx::array(map.of_head(0), {count, map.in, map.out}, mx::float32);
 }
 
 }  // namespace tersor::ops::composed

@@ -4,21 +4,24 @@
 #include <mlx/array.h>
 #include <mlx/utils.h>
 
+#include <vector>
+
 #include "codec/layout.h"
 #include "codec/rotation.h"
+#include "ops/kv.h"
 #include "tersor/ops.h"
 
 namespace tersor::ops::composed {
 
 /// Whole blocks of a compressed layout, by token.
 struct CodeBlocks {
-  mx::array codes;    // uint8 [B, H, tokens, padded dim]
-  mx::array scalars;  // uint16 [B, H, tokens, scalar rows], as stored
+  std::vector<mx::array> codes;  // of each part, uint8 (uint16 above 8 bits) [B, H, tokens, padded dim]; indices [B, H, tokens, codes]
+  mx::array scalars;             // uint16 or (exponents) uint8 [B, H, tokens, scalar rows], as stored
 };
 
 /// bytes: uint8 [B, H, blocks * block_bytes].
-CodeBlocks unpack_codes(const codec::Layout& layout, const mx::array& bytes, mx::StreamOrDevice s);
-mx::array pack_codes(const codec::Layout& layout, const CodeBlocks& blocks, mx::StreamOrDevice s);
+CodeBlocks unpack_blocks(const codec::Layout& layout, const mx::array& bytes, mx::StreamOrDevice s);
+mx::array pack_blocks(const codec::Layout& layout, const CodeBlocks& blocks, mx::StreamOrDevice s);
 
 /// The same for `full`: [B, H, tokens, padded dim] in the storage type.
 mx::array unpack_full(const codec::Layout& layout, const mx::array& bytes, mx::StreamOrDevice s);
@@ -30,12 +33,21 @@ mx::array encode_norms(const mx::array& values, mx::StreamOrDevice s);
 mx::array decode_scales(const mx::array& bits, mx::StreamOrDevice s);
 mx::array encode_scales(const mx::array& values, mx::StreamOrDevice s);
 
-/// Stored (rotated) numbers of whole blocks of any family: float32 [B, H, tokens, dim].
-mx::array decode_blocks(const codec::Layout& layout, const mx::array& bytes, mx::StreamOrDevice s);
+/// Powers of two from bytes.
+mx::array decode_exponents(const mx::array& bytes, mx::StreamOrDevice s);
+
+/// Stored vectors of whole blocks of any family: float32 [B, H, tokens, width], zero where the layout has no section.
+/// codecs: one, or one a head.
+mx::array decode_blocks(const codec::Layout& layout, const KvBasis::Codecs& codecs, const mx::array& bytes, int width,
+                        mx::StreamOrDevice s);
+/// x [B, H, tokens, n] as numbers begin ... of rows of `width`.
+mx::array in_section(const mx::array& x, int begin, int width, mx::StreamOrDevice s);
 
 /// The group of every dimension [dim] (affine), for take().
 mx::array group_of_dims(const codec::Layout& layout);
 
+/// A StoredMap's matrices: float32 [heads or 1, in, out].
+mx::array map_matrix(const codec::StoredMap& map, int heads);
 /// [dim, dim] float32, orthogonal: rows x of numbers become x * matrix; the inverse is x * transpose(matrix). Cached.
 mx::array rotation_matrix(const codec::Rotation& rotation);
 

@@ -90,8 +90,8 @@ class Expected {
         body_(joined(cache.state().body)),
         coded_keys_(test::decoded(body_, true)),
         coded_values_(test::decoded(body_, false)),
-        keys_(rotated(talk.k, format_.key_rotation)),
-        values_(rotated(talk.v, format_.value_rotation)) {}
+        keys_(rotated(talk.k, format_.basis->key_rotation)),
+        values_(rotated(talk.v, format_.basis->value_rotation)) {}
 
   Rows rows(int begin, int count) const {
     const Rows& q = talk_.q;
@@ -118,7 +118,7 @@ class Expected {
     const Rows& q = talk_.q;
     const int kv_head = h / (q.heads / talk_.k.heads);
     std::vector<double> query(q.row(b, h, position), q.row(b, h, position) + q.dim), sum(talk_.v.dim, 0.0), scores;
-    if (format_.key_rotation) format_.key_rotation->apply(query);
+    if (format_.basis->key_rotation) format_.basis->key_rotation->apply(query);
     for (int t = 0; t <= position; ++t) {
       const float* key = (full(t, position) ? keys_ : coded_keys_).row(b, kv_head, t);
       scores.push_back(std::inner_product(query.begin(), query.end(), key, 0.0) / std::sqrt(static_cast<double>(q.dim)));
@@ -132,7 +132,7 @@ class Expected {
       for (size_t d = 0; d < sum.size(); ++d) sum[d] += weight * value[d];
     }
     for (double& x : sum) x /= total;
-    if (format_.value_rotation) format_.value_rotation->inverse(sum);
+    if (format_.basis->value_rotation) format_.basis->value_rotation->inverse(sum);
     std::copy(sum.begin(), sum.end(), out);
   }
 

@@ -112,11 +112,12 @@ inline std::shared_ptr<const KvFormat> make_format(const FormatOptions& o) {
   using codec::Codec, codec::Role, codec::Spec;
   const auto keys = Codec::make(Spec::parse(o.keys), Role::keys, o.key_dim),
              values = Codec::make(Spec::parse(o.values), Role::values, o.value_dim);
-  auto format = std::make_shared<KvFormat>(keys, values);
-  format->rotation_owners[0] = o.rotated_like.empty() ? keys : Codec::make(Spec::parse(o.rotated_like), Role::keys, o.key_dim);
-  format->rotation_owners[1] = o.rotated_like.empty() ? values : Codec::make(Spec::parse(o.rotated_like), Role::values, o.value_dim);
-  format->key_rotation = format->rotation_owners[0]->rotation();
-  format->value_rotation = format->rotation_owners[1]->rotation();
+  const auto like = [&](const auto& codec, Role role, int dim) {
+    return o.rotated_like.empty() ? codec : Codec::make(Spec::parse(o.rotated_like), role, dim);
+  };
+  const auto basis = std::make_shared<const KvBasis>(KvBasis::Codecs{like(keys, Role::keys, o.key_dim)},
+                                                     KvBasis::Codecs{like(values, Role::values, o.value_dim)});
+  auto format = std::make_shared<KvFormat>(basis, keys, values);
   format->sanitise = o.sanitise;
   format->batch = o.batch, format->heads = o.heads;
   return format;
@@ -218,7 +219,7 @@ class Oracle {
   void attend_row(const Rows& q, int b, int h, int t, int64_t position, const FullMask* mask, const std::vector<float>& sinks,
                   float* out) const {
     std::vector<double> query(q.row(b, h, t), q.row(b, h, t) + q.dim), sum(format_.values.dim, 0.0);
-    if (format_.key_rotation) format_.key_rotation->apply(query);
+    if (format_.basis->key_rotation) format_.basis->key_rotation->apply(query);
     const std::vector<Seen> seen = scores(query, b, h, position + t, mask ? mask->row(b, h, t) : nullptr, q.heads / format_.heads);
     double top = sinks.empty() ? -std::numeric_limits<double>::infinity() : sinks[h];
     for (const Seen& one : seen) top = std::max(top, one.score);
@@ -229,7 +230,7 @@ class Oracle {
       for (size_t d = 0; d < sum.size(); ++d) sum[d] += weight * one.value[d];
     }
     for (double& x : sum) x = total > 0 ? x / total : 0;
-    if (format_.value_rotation) format_.value_rotation->inverse(sum);
+    if (format_.basis->value_rotation) format_.basis->value_rotation->inverse(sum);
     std::copy(sum.begin(), sum.end(), out);
   }
 

@@ -245,7 +245,7 @@ TEST_P(KvEncodeCodec, SmallNumbersKeepTheirDigits) {
     double error2 = 0, norm2 = 0;
     for (int t = 0; t < 30; ++t) {
       std::vector<double> y(back.row(0, 0, t), back.row(0, 0, t) + 128);
-      if (slab.format->value_rotation) slab.format->value_rotation->inverse(y);
+      if (slab.format->basis->value_rotation) slab.format->basis->value_rotation->inverse(y);
       for (int d = 0; d < 128; ++d) {
         const double x = rows.row(0, 0, t)[d];
         error2 += (y[d] - x) * (y[d] - x), norm2 += x * x;
@@ -270,7 +270,7 @@ TEST(KvEncode, FullSlabInARotatedBasis) {
     const Rows stored = decoded(slab, true);
     for (int t = 0; t < 9; ++t) {
       std::vector<double> y(k.row(0, 0, t), k.row(0, 0, t) + 96);
-      slab.format->key_rotation->apply(y);
+      slab.format->basis->key_rotation->apply(y);
       for (int d = 0; d < 96; ++d) EXPECT_NEAR(stored.row(0, 0, t)[d], y[d], 1e-5);
     }
   };

@@ -115,9 +115,9 @@ struct Cache {
   void add_full(const Problem& p, const KvFormat& like, const mx::array& k, const mx::array& v) {
     FormatOptions o = p.format;
     o.keys = o.values = "full:fp32";
-    auto format = std::make_shared<KvFormat>(*make_format(o));
-    format->key_rotation = like.key_rotation, format->value_rotation = like.value_rotation;
-    format->rotation_owners[0] = like.rotation_owners[0], format->rotation_owners[1] = like.rotation_owners[1];
+    const auto plain = make_format(o);
+    auto format = std::make_shared<KvFormat>(like.basis, plain->keys.codec, plain->values.codec);
+    format->batch = plain->batch, format->heads = plain->heads, format->sanitise = plain->sanitise;
     slabs.push_back(KvSlab::make(format, std::max<int64_t>(1, p.sink_tokens), 0));
     append(slabs[1], k, v, 0, p.sink_tokens, kFast);
     const int64_t recent = std::min(p.tokens, p.window + p.rows);
@@ -144,7 +144,7 @@ double integer_tolerance(const Problem& p, const Rows& q, const std::vector<KvRe
     for (int h = 0; h < q.heads; ++h)
       for (int t = 0; t < q.tokens; ++t) {
         std::vector<double> row(q.row(b, h, t), q.row(b, h, t) + q.dim);
-        if (reads[0].slab->format->key_rotation) reads[0].slab->format->key_rotation->apply(row);
+        if (reads[0].slab->format->basis->key_rotation) reads[0].slab->format->basis->key_rotation->apply(row);
         for (const double x : row) query = std::max(query, std::abs(x) * scale);
       }
   const Rows keys = decoded(*reads[0].slab, true);

@@ -143,8 +143,8 @@ inline void Scores(const KvAttend& p, const codec::Layout& layout, const TileVie
     return ScoreFull(layout, tile.keys, tile.tokens, s.queries + layout.stored_begin, n.key_dim, tile.rows, s.scores);
   }
   const bool integers = takes_integers(p, layout, tile.rows);
-  for (size_t i = 0; i < layout.parts().size(); ++i) {
-    const codec::Layout& part = layout.parts()[i];
+  for (size_t i = 0; i < layout.read_parts().size(); ++i) {
+    const codec::Layout& part = layout.read_parts()[i];
     float* const scores = i == 0 ? s.scores : s.part_scores;
     if (integers) {
       const auto score = part.has_norms() ? ScoreLevels : ScoreAffine;
@@ -180,9 +180,9 @@ inline void Outputs(const KvAttend& p, const codec::Layout& layout, const TileVi
     return WeighFull(layout, tile.values, tile.tokens, s.scores, tile.rows, s.outputs + layout.stored_begin, n.value_dim);
   }
   const bool integers = takes_integers(p, layout, tile.rows);
-  for (const codec::Layout& part : layout.parts()) {
+  for (const codec::Layout& part : layout.read_parts()) {
     if (!integers) {
-      WeighTile(p, part, tile, s, n, layout.parts().size() > 1 ? s.part_scores : s.scores);
+      WeighTile(p, part, tile, s, n, layout.read_parts().size() > 1 ? s.part_scores : s.scores);
       continue;
     }
     const auto weigh = part.has_norms() ? WeighLevels : WeighAffine;
@@ -254,8 +254,8 @@ inline void Begin(const KvAttend& p, const KvItem& item, const KvScratch& s, con
   const auto compressed = std::find_if(p.segments, p.segments + p.segment_count, [&](const KvSegment& x) { return takes_integers(p, *x.keys, rows); });
   if (compressed != p.segments + p.segment_count) {  // all compressed segments have one layout
     const codec::Layout& keys = *compressed->keys;
-    for (size_t i = 0; i < keys.parts().size(); ++i) {
-      const codec::Layout& part = keys.parts()[i];
+    for (size_t i = 0; i < keys.read_parts().size(); ++i) {
+      const codec::Layout& part = keys.read_parts()[i];
       QuantiseRows(s.queries + part.stored_begin, n.key_dim, rows, part.padded_dim, numbers_of(part), n.integers(s, keys, i));
     }
   }

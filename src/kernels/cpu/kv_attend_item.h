@@ -83,7 +83,7 @@ struct KvScratchSizes {
   /// The integers of one part of the keys. Two parts of one section have them twice.
   IntegerRows integers(const KvScratch& s, const codec::Layout& keys, size_t part) const {
     size_t begin = 0;
-    for (size_t i = 0; i < part; ++i) begin += static_cast<size_t>(keys.parts()[i].padded_dim);
+    for (size_t i = 0; i < part; ++i) begin += static_cast<size_t>(keys.read_parts()[i].padded_dim);
     return {s.words + rows * begin / 2, s.word_sums + rows * begin / codec::kLanes, s.steps + part * padded_rows()};
   }
   void set_results(float* memory, KvScratch& s) const {

@@ -19,12 +19,12 @@ namespace tersor::kernels::HWY_NAMESPACE {
 inline void DecodeScalars(const codec::Layout& layout, const uint8_t* block, float* scalars) {
   namespace hn = hwy::HWY_NAMESPACE;
   using levels::F;
-  if (layout.scalar_bytes() == 1) {  // exponents; 2^-127 is not a normal number and counts as 0
+  if (layout.scalar_bytes() == 1) {  // exponents; 2^-127 is the one number that is not normal
     const hn::Rebind<uint8_t, F> bytes;
     const hn::RebindToSigned<F> wide;
     for (int i = 0; i < layout.scalar_rows * codec::kTileTokens; i += static_cast<int>(hn::Lanes(F()))) {
       const auto exponent = hn::PromoteTo(wide, hn::LoadU(bytes, block + layout.scalars_offset + i));
-      hn::StoreU(hn::BitCast(F(), hn::ShiftLeft<23>(exponent)), F(), scalars + i);
+      hn::StoreU(hn::BitCast(F(), hn::Max(hn::ShiftLeft<23>(exponent), hn::Set(wide, 0x00400000))), F(), scalars + i);
     }
     return;
   }

@@ -13,7 +13,7 @@ const PreparedFormat& prepared(const KvFormat& format) {
     format.prepared = std::make_shared<const PreparedFormat>(
         PreparedFormat{{*kernels::cuda::code_of(keys), *kernels::cuda::code_of(values)},
                        {kernels::cuda::levels_of(keys), kernels::cuda::levels_of(values)},
-                       {kernels::cuda::rotation_bits(format.key_rotation), kernels::cuda::rotation_bits(format.value_rotation)}});
+                       {kernels::cuda::rotation_bits(format.basis->key_rotation), kernels::cuda::rotation_bits(format.basis->value_rotation)}});
   }
   return *static_cast<const PreparedFormat*>(format.prepared.get());
 }
