@@ -292,6 +292,12 @@ TEST(ChannelAffine, ConstantChannelsComeBack) {
   }
 }
 
+TEST(ChannelAffine, BlocksMustBeWhole) {
+  const auto codec = make("affine:2,group=32,axis=channel", Role::keys, 64);
+  Vector one(64), other(64);
+  EXPECT_THROW(codec->roundtrip(one, other), Error);
+}
+
 // A bias per channel costs per-token groups their bits and per-channel groups nothing.
 TEST(ChannelAffine, ChannelBiasesCostNothing) {
   Random random(10);

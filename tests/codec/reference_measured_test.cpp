@@ -141,7 +141,7 @@ TEST(ReferenceMeasured, QjlIsUnbiasedWithTheReferencesVariance) {
   for (const int dim : {64, 128})
     for (const auto& [rows, by_rho] : codec_reference()["3_qjl"]["by_dim"][std::to_string(dim)].items())
       for (const char* kind : {"gaussian", "orthogonal"}) {
-        const auto draws = draws_of("qjl:" + rows + ",sketch=" + kind, dim, 20);
+        const auto draws = draws_of("qjl:" + rows + ",sketch=" + kind, dim, 16);
         for (const auto& [rho, row] : by_rho.items()) {
           const std::string where = rows + " rows of " + std::to_string(dim) + ", " + kind + ", " + rho;
           SCOPED_TRACE(where);

@@ -250,6 +250,7 @@ inline void EncodeOne(const KvEncode& p, const EncodeBatch& batch) {
       return;
     case codec::Family::affine: EncodeAffine(p, batch, x, codes); break;
     case codec::Family::turboquant: EncodeTurboquant(p, batch, x, codes); break;
+    default: return;  // Layout::kernel_gap keeps the others out
   }
   if (layout.role == codec::Role::keys)
     Pack<true>(layout, batch, codes);
