@@ -72,7 +72,9 @@ CalibrationResult calibrate(const Spec& spec, Role role, int dim, std::span<cons
       std::copy(x.begin(), x.end(), points.begin() + at);
     }
   }
-  const KMeans trained = kmeans(points, spec.sub, 1 << spec.bits, {.seed = seed, .progress = progress});
+  KMeansOptions options;
+  options.seed = seed, options.progress = progress;
+  const KMeans trained = kmeans(points, spec.sub, 1 << spec.bits, options);
   c.centroids = trained.centroids;
   if (trained.few_points)
     result.warning = std::to_string(points.size() / spec.sub / (size_t{1} << spec.bits)) + " sub-vectors a centroid are few; give " +

@@ -69,6 +69,9 @@ void Codec::map_output(std::span<const double> stored, std::span<double> output)
 
 void Codec::roundtrip(std::span<const float> x, std::span<float> y) const {
   const auto tokens = static_cast<size_t>(block_tokens()), stored_dim = static_cast<size_t>(form_.stored_dim);
+  if (x.size() != tokens * static_cast<size_t>(dim_) || y.size() != x.size())
+    throw Error("codec " + spec_.str() + " encodes " + std::to_string(tokens) + " tokens of " + std::to_string(dim_) +
+                " numbers at once, not " + std::to_string(x.size()) + " numbers; give it whole blocks");
   std::vector<Code> codes(tokens * static_cast<size_t>(form_.codes));
   std::vector<float> scalars(static_cast<size_t>(form_.scalars)), stored(tokens * stored_dim);
   encode(x, codes, scalars);

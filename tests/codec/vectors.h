@@ -54,7 +54,7 @@ inline double mean_relative_error(const Codec& codec, Random& random, int count,
   return sum / count;
 }
 
-/// A calibration from Gaussian vectors, for the codecs that need one. Channel i has the RMS 1 + i % 5.
+/// A calibration from Gaussian vectors, for the codecs that need one. Channel i has the RMS 1 + i % 5. Large codebooks are not trained.
 inline const Calibration& sample_calibration(const Spec& spec, Role role, int dim) {
   static std::map<std::tuple<std::string, Role, int>, Calibration> known;
   const auto key = std::tuple(spec.str(), role, dim);
@@ -65,7 +65,11 @@ inline const Calibration& sample_calibration(const Spec& spec, Role role, int di
     const Vector x = gaussian(random, dim);
     for (int i = 0; i < dim; ++i) rows.push_back(x[i] * static_cast<float>(1 + i % 5));
   }
-  return known[key] = calibrate(spec, role, dim, rows, 0, [](int iteration, double) { return iteration < 5; }).calibration;
+  Spec trained = spec;
+  trained.bits = std::min(spec.bits, 6);
+  Calibration calibration = calibrate(trained, role, dim, rows, 0, [](int iteration, double) { return iteration < 5; }).calibration;
+  if (spec.family == Family::vecinfer && spec.bits > trained.bits) calibration.centroids = gaussian(random, spec.sub << spec.bits, 3);
+  return known[key] = std::move(calibration);
 }
 
 inline std::shared_ptr<const Codec> make(const std::string& name, Role role, int dim) {

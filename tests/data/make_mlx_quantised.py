@@ -55,7 +55,8 @@ def mx_case(x, bits):
     mode = f"mxfp{bits}"
     words, scales = mx.quantize(x, group_size=32, bits=bits, mode=mode)
     decoded = mx.dequantize(words, scales, group_size=32, bits=bits, mode=mode, dtype=x.dtype)
-    return {"codec": mode, "words": np.array(words).ravel().tolist(), "scales": np.array(scales).ravel().tolist(), "decoded": bits_of(decoded)}
+    flat = [np.array(a).ravel().tolist() for a in (words, scales)]
+    return {"codec": mode, "words": flat[0], "scales": flat[1], "decoded": bits_of(decoded)}
 
 
 def document():

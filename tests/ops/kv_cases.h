@@ -19,7 +19,7 @@
 namespace tersor::test {
 
 namespace mx = mlx::core;
-using ops::AttendOptions, ops::KvFormat, ops::KvRead, ops::KvSlab, ops::KvWrite;
+using ops::AttendOptions, ops::KvBasis, ops::KvFormat, ops::KvRead, ops::KvSlab, ops::KvWrite;
 
 inline const ops::Choice kFast{.op = {}, .problem = {}, .kernel = {}, .fast = true, .reason = {}, .precision = ops::Precision::int16};
 inline const ops::Choice kExact{.op = {}, .problem = {}, .kernel = {}, .fast = true, .reason = {}};

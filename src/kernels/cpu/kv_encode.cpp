@@ -247,7 +247,8 @@ void StoreFull(const codec::Layout& layout, const EncodeBatch& batch, const floa
 
 // Families whose encoding is worth vectors of its own; others go through their codec's reference.
 inline bool has_kernel(const codec::Layout& layout) {
-  return layout.family == codec::Family::full || layout.family == codec::Family::affine || layout.family == codec::Family::turboquant;
+  return layout.family == codec::Family::full || layout.family == codec::Family::turboquant ||
+         (layout.family == codec::Family::affine && layout.codec->spec().rule != codec::GroupRule::minmax);
 }
 
 inline void EncodePlainly(const KvEncode& p, const EncodeBatch& batch) {

@@ -42,8 +42,7 @@ void CoreProduct(float* x, const codec::Rotation& rotation) {
   const Tag d;
   const size_t core = rotation.core(), power = rotation.power();
   const float* matrix = rotation.core_matrix().data();
-  constexpr size_t kMaxCore = 64;
-  HWY_ALIGN float mixed[kMaxCore * kBatch];
+  HWY_ALIGN float mixed[codec::kMaxDim * kBatch];
   for (size_t i = 0; i < power; ++i) {
     for (size_t r = 0; r < core; ++r)
       for (size_t lane = 0; lane < kBatch; lane += hn::Lanes(d)) {
