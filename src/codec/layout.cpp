@@ -90,7 +90,7 @@ void Layout::make_parts() {
     part.block_bytes = part.stride = block_bytes;
   }
   if (arrangement == Arrangement::fragments && role == Role::values) codes_offset = scalars, scalars_offset = 0;
-  if (parts_.size() > 1) return;
+  if (parts_.size() > 1 || parts_.front().dim != dim) return;
   const Layout& only = parts_.front();
   plane_count = only.plane_count, planes[0] = only.planes[0], planes[1] = only.planes[1];
   table = only.table, levels = only.levels;

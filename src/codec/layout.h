@@ -82,7 +82,7 @@ struct Layout {
   const LevelTable* table = nullptr;  // of parts whose codes have levels
   const float* levels = nullptr;      // and its levels, 2^bits
 
-  /// What the block is made of: itself where there is one part only. `full` has none. read_parts: those that decoding reads.
+  /// What the block is made of: itself where there is one part, as large as the vectors. `full` has none. read_parts: those that decoding reads.
   std::span<const Layout> parts() const {
     return family == Family::full ? std::span<const Layout>() : parts_.empty() ? std::span(this, 1) : std::span(parts_);
   }
@@ -131,7 +131,7 @@ struct Layout {
   size_t scalar_offset(int index, int t) const;
   BitPlace place(int width, int t, int code) const;
 
-  std::vector<Layout> parts_;  // two and more
+  std::vector<Layout> parts_;  // unless there is one as large as the vectors
 };
 
 /// Keys: token t (0..63) and dimension d. Values likewise.

@@ -16,8 +16,10 @@ class Rvq final : public Codec {
   Rvq(const Spec& spec, Role role, int dim)
       : Codec(spec, role, dim),
         rotation_(dim, spec.rounds, spec.seed),
-        books_(spec.joint ? joint_rvq_books(dim, spec.bits, spec.bits2) : sequential_rvq_books(dim, spec.bits, spec.bits2)),
-        tables_{table_on_grid(books_.first, spec.bits), table_on_grid(books_.second, spec.bits2)} {
+        tables_{} {
+    const RvqBooks& books =
+        spec.joint ? joint_rvq_books(dim, spec.bits, spec.bits2) : sequential_rvq_books(dim, spec.bits, spec.bits2);
+    tables_[0] = table_on_grid(books.first, spec.bits), tables_[1] = table_on_grid(books.second, spec.bits2);
     order_sums();
   }
 
@@ -31,7 +33,8 @@ class Rvq final : public Codec {
     const auto size = static_cast<size_t>(dim());
     std::vector<Code> read(size);
     for (size_t i = 0; i < size; ++i) {
-      const auto [first, second] = spec().joint ? nearest_sum(y[i] * scale) : in_stages(y[i] * scale);
+      const auto unit = static_cast<float>(y[i] * scale);
+      const auto [first, second] = spec().joint ? nearest_sum(unit) : in_stages(unit);
       codes[i] = first, codes[size + i] = second;
       read[i] = static_cast<Code>(first << spec().bits2 | second);
     }
@@ -56,11 +59,12 @@ class Rvq final : public Codec {
 
   // All pairs by rising sum, the borders between them, and what decoding makes of each pair.
   void order_sums() {
-    std::vector<std::pair<double, Pair>> sums;
-    for (size_t first = 0; first < books_.first.size(); ++first)
-      for (size_t second = 0; second < books_.second.size(); ++second) {
-        sums.push_back({books_.first[first] + books_.second[second], {static_cast<Code>(first), static_cast<Code>(second)}});
-        read_sums_.push_back(tables_[0].levels[first] + (spec().stages == 2 ? tables_[1].levels[second] : 0.0f));
+    std::vector<std::pair<float, Pair>> sums;
+    for (size_t first = 0; first < tables_[0].levels.size(); ++first)
+      for (size_t second = 0; second < tables_[1].levels.size(); ++second) {
+        const float one = tables_[0].levels[first], two = tables_[1].levels[second];
+        sums.push_back({one + two, {static_cast<Code>(first), static_cast<Code>(second)}});
+        read_sums_.push_back(spec().stages == 2 ? one + two : one);
       }
     std::sort(sums.begin(), sums.end());
     for (size_t i = 0; i < sums.size(); ++i) {
@@ -68,25 +72,20 @@ class Rvq final : public Codec {
       if (i > 0) borders_.push_back((sums[i - 1].first + sums[i].first) / 2);
     }
   }
-  static Code nearest_in(const std::vector<double>& levels, double y) {
-    size_t best = 0;
-    while (best + 1 < levels.size() && y > (levels[best] + levels[best + 1]) / 2) ++best;
-    return static_cast<Code>(best);
+  // Stage 2 sees what stage 1 leaves on the grid, so that rounding to the grid costs nothing twice.
+  Pair in_stages(float y) const {
+    const Code first = nearest(tables_[0].thresholds, y);
+    return {first, nearest(tables_[1].thresholds, y - tables_[0].levels[first])};
   }
-  Pair in_stages(double y) const {
-    const Code first = nearest_in(books_.first, y);
-    return {first, nearest_in(books_.second, y - books_.first[first])};
-  }
-  Pair nearest_sum(double y) const {
+  Pair nearest_sum(float y) const {
     return rising_[static_cast<size_t>(std::lower_bound(borders_.begin(), borders_.end(), y) - borders_.begin())];
   }
 
   Rotation rotation_;
-  const RvqBooks& books_;
   LevelTable tables_[2];
   std::vector<float> read_sums_;  // [first][second]
   std::vector<Pair> rising_;      // by their sum
-  std::vector<double> borders_;
+  std::vector<float> borders_;
 };
 
 }  // namespace

@@ -137,8 +137,8 @@ TEST(Reference, SplitsHaveTheirTrueAverage) {
       const Spec spec = Spec::parse(std::string("turboquant:") + bits);
       expect_close(bits_per_element(spec, Role::keys, dim), row["with_two_fp16_norms"]);
       const Form form = form_of(spec, Role::keys, dim);
-      EXPECT_EQ(form.pieces[0], (Piece{0, row["hi_channels"], row["hi_bits"]}));
-      EXPECT_EQ(form.pieces[1], (Piece{row["hi_channels"], dim - row["hi_channels"].get<int>(), row["lo_bits"]}));
+      EXPECT_EQ(form.pieces[0], (Piece{0, row["hi_channels"], row["hi_bits"], 0, 0}));
+      EXPECT_EQ(form.pieces[1], (Piece{row["hi_channels"], dim - row["hi_channels"].get<int>(), row["lo_bits"], row["hi_channels"], 1}));
       const auto& quarter = codec_reference()["5_bits_per_element"]["mixed"]["d" + std::to_string(dim) + "_paper_example_quarter"];
       expect_close(bits_per_element(Spec::parse("turboquant:2.25"), Role::keys, dim), quarter["with_two_fp16_norms"]);
     }

@@ -209,7 +209,7 @@ INSTANTIATE_TEST_SUITE_P(
                     Pair{"turboquant-rvq:3+2,book=joint", "turboquant-rvq:2+1,stages=1"}, Pair{"turboquant:2.5", "turboquant:3.5"},
                     Pair{"turboquant:3.5", "turboquant:2.5", 128, true}, Pair{"qjl:128", "affine:2,group=32"},
                     Pair{"qjl:64,sketch=gaussian", "full", 80}, Pair{"qjl:256,outliers=8", "turboquant:4", 128, true},
-                    Pair{"vecinfer:8,sub=4", "vecinfer:8,sub=4"}, Pair{"vecinfer:6,sub=4", "vecinfer:10,sub=8", 64, true},
+                    Pair{"vecinfer:2,sub=4", "vecinfer:2,sub=4"}, Pair{"vecinfer:1.5,sub=4", "vecinfer:1.25,sub=8", 64, true},
                     Pair{"mxfp4", "mxfp4"}, Pair{"mxfp8", "mxfp8", 96, true}, Pair{"mxfp4,rule=ocp", "mxfp8,rule=ocp", 80},
                     Pair{"affine:4,rule=minmax", "affine:3,rule=minmax"},
                     Pair{"turboquant:3,scalar=norm", "turboquant:4,scalar=norm", 112}),
