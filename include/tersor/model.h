@@ -55,6 +55,8 @@ struct ModelData {
   std::filesystem::path path;
   std::string format;  // "gguf", "safetensors", or kRandomFormat: random weights and no tokenizer
   uint64_t file_bytes = 0;
+  /// Tensors of the file that are not in use, named in words; they change nothing, or loading would have been refused. Mostly empty.
+  std::string unused;
 };
 
 /// A .gguf file, or a folder with config.json and *.safetensors. Checks every size, offset and count against the file
@@ -175,7 +177,8 @@ struct Fidelity {
   bool strict_passed() const { return strict_failed().empty(); }
 };
 /// Runs the tokens through the model twice, with a full-precision cache and with `spec`, in chunks of `chunk` positions
-/// (memory for logits stays bounded), and compares the logits at every position.
+/// (memory for logits stays bounded), and compares the logits at every position. stop_requested is asked after every chunk; true ends
+/// the evaluation there, with what was seen so far.
 struct Evaluation {
   Fidelity fidelity;
   cache::KvSpec spec;
@@ -185,6 +188,7 @@ struct Evaluation {
 };
 std::vector<Evaluation> evaluate(const Transformer& model, std::span<const int32_t> tokens, std::span<const cache::KvSpec> specs,
                                  int chunk = 256, Dtype full_dtype = Dtype::f16,
-                                 const std::function<void(int64_t done, int64_t total)>& progress = {});
+                                 const std::function<void(int64_t done, int64_t total)>& progress = {},
+                                 const std::function<bool()>& stop_requested = {});
 
 }  // namespace tersor::model

@@ -2,6 +2,7 @@
 #include <mlx/transforms.h>
 
 #include <algorithm>
+#include <cstdio>
 
 #include "base/digest.h"
 #include "cache/layer_state.h"
@@ -20,6 +21,22 @@ std::vector<bool> skipped_layers(const KvSpec& spec, int layers) {
     skipped[layer] = true;
   }
   return skipped;
+}
+
+// What a layer stores of keys or values, as `shown`, and why that is not what `asked` says, behind `reason`.
+void describe(const codec::Spec& asked, const codec::Codec& codec, const codec::Spec& kept, std::string& shown, std::string& reason) {
+  codec::Spec effect = kept;
+  if (kept.family == codec::Family::affine) effect.group = std::min(kept.group, codec.dim());  // as the codec counts its groups
+  shown = effect.str();
+  std::string why;
+  if (!(kept == asked)) why = "skipped by request";
+  if (!(effect == kept)) {
+    char bits[32];
+    std::snprintf(bits, sizeof bits, "%g", codec.bits_per_element());
+    why = "groups of " + std::to_string(kept.group) + " are cut to the head size of " + std::to_string(codec.dim()) + " (" + bits +
+          " bits a number)";
+  }
+  if (why != reason) reason += (reason.empty() || why.empty() ? "" : "; ") + why;
 }
 
 }  // namespace
@@ -153,8 +170,9 @@ std::vector<LayerReport> KvCache::report() const {
   std::vector<LayerReport> rows;
   for (int i = 0; i < layers(); ++i) {
     const LayerCache::State& state = layers_[i].state();
-    LayerReport row{i, spec_.keys.str(), spec_.values.str(), state.keys.str(), state.values.str(), "", state.tokens, layers_[i].bytes()};
-    if (!(state.keys == spec_.keys && state.values == spec_.values)) row.reason = "skipped by request";
+    LayerReport row{i, spec_.keys.str(), spec_.values.str(), "", "", "", state.tokens, layers_[i].bytes()};
+    describe(spec_.keys, *state.body_format->keys.codec, state.keys, row.keys, row.reason);
+    describe(spec_.values, *state.body_format->values.codec, state.values, row.values, row.reason);
     rows.push_back(std::move(row));
   }
   return rows;

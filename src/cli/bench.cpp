@@ -21,6 +21,18 @@ void alternate(size_t settings, int repeats, const std::function<void(size_t)>& 
     }
 }
 
+int finish_bench(bool as_json, size_t samples, const std::function<Json()>& json, const std::function<std::string()>& text) {
+  const bool interrupted = interrupt_pending();
+  if (as_json) {
+    Json document = json();
+    document["interrupted"] = interrupted;
+    print_json(document);
+  } else {
+    print(text());
+  }
+  return interrupted ? end_interrupted(static_cast<int64_t>(samples), "sample") : 0;
+}
+
 bool lossy(const cache::KvSpec& spec) { return spec.keys.family != codec::Family::full || spec.values.family != codec::Family::full; }
 
 void add_bench(CLI::App& parent, Commands& commands) {

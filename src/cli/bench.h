@@ -29,6 +29,17 @@ double timed(F&& f) {
 }
 /// Calls f(setting) for every setting, `repeats` times over; every other round runs backwards, so that drift hits all alike.
 void alternate(size_t settings, int repeats, const std::function<void(size_t)>& f);
+/// Prints the results so far as JSON, to which it adds "interrupted", or as text; after an interrupt, also how many samples there are.
+/// Returns the status to end with.
+int finish_bench(bool as_json, size_t samples, const std::function<Json()>& json, const std::function<std::string()>& text);
+/// The samples of all results; takes out the results that have none, as an interrupt leaves them.
+template <class Result>
+size_t keep_sampled(std::vector<Result>& results) {
+  std::erase_if(results, [](const Result& r) { return r.samples.empty(); });
+  size_t samples = 0;
+  for (const Result& r : results) samples += r.samples.size();
+  return samples;
+}
 /// True when the setting does not keep keys and values as they are.
 bool lossy(const cache::KvSpec& spec);
 

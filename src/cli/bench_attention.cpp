@@ -53,18 +53,19 @@ std::vector<Result> measure_depth(const Options& options, std::span<const cache:
   mx::random::seed(1);
   std::vector<cache::LayerCache> layers;
   std::vector<Result> results;
-  for (const auto& spec : specs) {
-    layers.push_back(fill(options, spec, depth));
-    results.push_back({depth, spec, 0, {}});
-  }
-  mx::array q = mx::random::normal({1, options.heads, options.rows, options.head_dim});
-  mx::eval(q);
+  const mx::array q = mx::random::normal({1, options.heads, options.rows, options.head_dim});
   const auto attend = [&](size_t i) { return 1e3 * timed([&] { mx::eval(layers[i].attend(q)); }); };
-  for (size_t i = 0; i < layers.size(); ++i) {
-    attend(i);  // the first run loads code and pages, and the recent window shrinks to its size
-    results[i].bytes = layers[i].bytes();
-  }
-  alternate(layers.size(), options.repeat, [&](size_t i) { results[i].samples.push_back(attend(i)); });
+  until_interrupted([&] {
+    for (const auto& spec : specs) {
+      layers.push_back(fill(options, spec, depth));
+      results.push_back({depth, spec, 0, {}});
+    }
+    for (size_t i = 0; i < layers.size(); ++i) {
+      attend(i);  // the first run loads code and pages, and the recent window shrinks to its size
+      results[i].bytes = layers[i].bytes();
+    }
+    alternate(layers.size(), options.repeat, [&](size_t i) { results[i].samples.push_back(attend(i)); });
+  });
   return results;
 }
 
@@ -113,11 +114,9 @@ int run(const Options& options) {
   std::vector<Result> results;
   for (const int depth : options.depths)
     for (auto& result : measure_depth(options, specs, depth)) results.push_back(std::move(result));
-  if (options.json)
-    print_json(as_json(results, options));
-  else
-    print(as_table(results));
-  return 0;
+  const size_t samples = keep_sampled(results);
+  return finish_bench(
+      options.json, samples, [&] { return as_json(results, options); }, [&] { return as_table(results); });
 }
 
 }  // namespace

@@ -54,11 +54,9 @@ int run(const Options& options) {
   std::vector<DecodeResult> results;
   for (const int depth : options.depths)
     for (auto& result : measure_decode(model, specs, depth, setup)) results.push_back(std::move(result));
-  if (options.json)
-    print_json(as_json(results, options));
-  else
-    print(as_table(results));
-  return 0;
+  const size_t samples = keep_sampled(results);
+  return finish_bench(
+      options.json, samples, [&] { return as_json(results, options); }, [&] { return as_table(results); });
 }
 
 }  // namespace

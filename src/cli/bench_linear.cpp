@@ -13,12 +13,15 @@
 #include "cli/machine.h"
 #include "cli/options.h"
 #include "cli/report.h"
+#include "model/random_model.h"
 #include "tersor/ops.h"
 
 namespace tersor::cli {
 namespace {
 
 namespace mx = mlx::core;
+
+constexpr int64_t kMostNumbers = int64_t{1} << 30;  // of a weight
 
 struct Shape {
   int out, in;
@@ -46,7 +49,7 @@ struct Options {
 
 struct Case {
   Shape shape;
-  std::string weights;
+  model::WeightType weights;
   ops::Precision precision;
   int rows;
 };
@@ -65,51 +68,39 @@ struct MachineLimits {
   std::vector<double> read, floats, integers, regions;
 };
 
+Shape parse_shape(const std::string& text) {
+  std::smatch match;
+  if (!std::regex_match(text, match, std::regex("([0-9]+)x([0-9]+)")))
+    throw Error("--shape " + text + " is unknown: give OUTxIN, such as 4096x4096, or one of smollm2-135m, llama-3.2-1b, qwen2.5-3b, " +
+                "llama-3.1-8b");
+  const auto number = [&](size_t i) { return match[i].length() > 10 ? kMostNumbers + 1 : std::stoll(match[i]); };
+  const int64_t out = number(1), in = number(2);
+  if (out < 1 || in < 1) throw Error("--shape " + text + ": both sizes must be above 0");
+  if (out > kMostNumbers || in > kMostNumbers || out * in > kMostNumbers)
+    throw Error("--shape " + text + " is too large: a weight may have 2^30 numbers, such as 32768x32768");
+  return {static_cast<int>(out), static_cast<int>(in)};
+}
+
 std::vector<Shape> parse_shapes(const std::vector<std::string>& texts) {
   std::vector<Shape> shapes;
   for (const auto& text : texts) {
     const auto* model = std::find_if(std::begin(kModels), std::end(kModels), [&](const auto& m) { return text == m.name; });
-    std::smatch match;
-    if (model != std::end(kModels)) {
+    if (model != std::end(kModels))
       shapes.insert(shapes.end(), model->shapes.begin(), model->shapes.end());
-    } else if (std::regex_match(text, match, std::regex("([0-9]{1,7})x([0-9]{1,7})"))) {
-      shapes.push_back({std::stoi(match[1]), std::stoi(match[2])});
-      if (shapes.back().out < 1 || shapes.back().in < 1 || int64_t{shapes.back().out} * shapes.back().in > int64_t{1} << 30)
-        throw Error("--shape " + text + ": give OUTxIN with both above 0 and at most 2^30 numbers in all");
-    } else {
-      throw Error("--shape " + text +
-                  " is unknown: give OUTxIN, such as 4096x4096, or one of smollm2-135m, llama-3.2-1b, qwen2.5-3b, "
-                  "llama-3.1-8b");
-    }
+    else
+      shapes.push_back(parse_shape(text));
   }
   return shapes;
 }
 
-// Refuses names that make_weight does not know and shapes that they do not fit.
-void check_weights(const Shape& shape, const std::string& name) {
-  if (name == "f32" || name == "f16" || name == "bf16") return;
-  const bool mx = name == "mxfp4" || name == "mxfp8";
-  if (!mx && !name.starts_with("affine:"))
-    throw Error("--weights " + name + " is unknown: give affine:BITS,group=SIZE, mxfp4, mxfp8, f16, bf16 or f32");
-  const int group = mx ? 32 : codec::Spec::parse(name).group;
-  if (shape.in % group)
-    throw Error("--weights " + name + ": groups of " + std::to_string(group) + " do not divide rows of " + std::to_string(shape.in));
-}
-
-// Random numbers of a format that check_weights has taken.
-ops::LinearWeight make_weight(const Shape& shape, const std::string& name) {
-  const mx::array dense = mx::multiply(mx::random::normal({shape.out, shape.in}), mx::array(0.05f));
-  if (name == "f32" || name == "f16" || name == "bf16")
-    return {mx::astype(dense, name == "f32" ? mx::float32 : name == "f16" ? mx::float16 : mx::bfloat16), {}, {}, 0, 0, {}};
-  if (name == "mxfp4" || name == "mxfp8") {
-    const auto parts = mx::quantize(dense, std::nullopt, std::nullopt, name);
-    ops::LinearWeight weight{parts[0], parts[1], {}, name == "mxfp4" ? 4 : 8, 32, {}};
-    weight.coding = name == "mxfp4" ? Coding::mxfp4 : Coding::mxfp8;
-    return weight;
+std::vector<model::WeightType> parse_weights(const std::vector<std::string>& texts, const std::vector<Shape>& shapes) {
+  std::vector<model::WeightType> types;
+  for (const auto& text : texts) {
+    types.push_back(model::WeightType::parse(text));
+    if (types.back().bits) types.back().dtype = Dtype::f16;  // of scales and biases, as files mostly have them
+    for (const auto& shape : shapes) types.back().require_fit(shape.in);
   }
-  const codec::Spec spec = codec::Spec::parse(name);
-  const auto parts = mx::quantize(mx::astype(dense, mx::float16), spec.group, spec.bits);
-  return {parts[0], parts[1], parts[2], spec.bits, spec.group, {}};
+  return types;
 }
 
 // Copies of one weight, more than the caches hold.
@@ -151,29 +142,31 @@ class Runner {
   mutable size_t next_ = 0;
 };
 
-std::vector<Result> measure(const Options& options, const Shape& shape, const std::string& weights, const Limits& machine,
+std::vector<Result> measure(const Options& options, const Shape& shape, const model::WeightType& weights, const Limits& machine,
                             MachineLimits& limits) {
-  const ops::LinearWeight weight = make_weight(shape, weights);
+  const ops::LinearWeight weight = model::random_linear(shape.out, shape.in, weights, 1);
   std::vector<Result> results;
   for (const int rows : options.rows)
     for (const auto& precision : options.precisions)
       if ((weight.bits && weight.coding != Coding::mxfp8) || precision == "exact")
         results.push_back({{shape, weights, ops::parse_precision(precision), rows}, {}, 0, {}});
-  if (results.empty()) throw Error("--weights " + weights + " run in floats alone: give --precision exact");
+  if (results.empty()) throw Error("--weights " + weights.str() + " run in floats alone: give --precision exact");
   std::vector<Runner> runners;
   runners.reserve(results.size());
-  for (auto& result : results) {
-    throw_if_interrupted();
-    runners.emplace_back(result, weight).run();
-  }
-  alternate(runners.size(), options.repeat, [&](size_t i) {
-    if (i == 0) {
-      limits.read.push_back(machine.read_bytes_per_second());
-      limits.floats.push_back(machine.float_ops_per_second());
-      limits.integers.push_back(machine.integer_ops_per_second());
-      limits.regions.push_back(machine.region_seconds());
+  until_interrupted([&] {
+    for (auto& result : results) {
+      throw_if_interrupted();
+      runners.emplace_back(result, weight).run();
     }
-    results[i].samples.push_back(runners[i].run());
+    alternate(runners.size(), options.repeat, [&](size_t i) {
+      if (i == 0) {
+        limits.read.push_back(machine.read_bytes_per_second());
+        limits.floats.push_back(machine.float_ops_per_second());
+        limits.integers.push_back(machine.integer_ops_per_second());
+        limits.regions.push_back(machine.region_seconds());
+      }
+      results[i].samples.push_back(runners[i].run());
+    });
   });
   return results;
 }
@@ -186,7 +179,7 @@ Json as_json(const std::vector<Result>& results, const MachineLimits& limits, co
   Json list = Json::array();
   for (const auto& r : results)
     list.push_back({{"shape", r.what.shape.str()},
-                    {"weights", r.what.weights},
+                    {"weights", r.what.weights.str()},
                     {"class", r.what.precision == ops::Precision::int16 ? "same weights, activations in 16-bit integers" : "same weights"},
                     {"precision", ops::name_of(r.what.precision)},
                     {"rows", r.what.rows},
@@ -212,7 +205,7 @@ Json as_json(const std::vector<Result>& results, const MachineLimits& limits, co
 std::string as_table(const std::vector<Result>& results, const MachineLimits& limits) {
   Rows rows{{"shape", "weights", "precision", "rows", "us", "GB/s", "of read", "Gop/s", "of peak"}};
   for (const auto& r : results)
-    rows.push_back({r.what.shape.str(), r.what.weights, std::string(ops::name_of(r.what.precision)), std::to_string(r.what.rows),
+    rows.push_back({r.what.shape.str(), r.what.weights.str(), std::string(ops::name_of(r.what.precision)), std::to_string(r.what.rows),
                     fixed(1e3 * median(r.samples), 1), fixed(r.bytes_per_second() / 1e9, 1),
                     fixed(100 * r.bytes_per_second() / median(limits.read), 0) + " %", fixed(r.ops_per_second() / 1e9, 0),
                     fixed(100 * r.ops_per_second() / peak_of(r, limits), 0) + " %"});
@@ -225,21 +218,19 @@ int run(const Options& options) {
   const auto shapes = parse_shapes(options.shapes);
   for (const auto& text : options.precisions) ops::parse_precision(text);
   if (mx::default_device() != mx::Device::cpu) throw Error("bench linear measures the CPU kernels: run it with MLX's CPU backend");
-  for (const auto& shape : shapes)
-    for (const auto& weights : options.weights) check_weights(shape, weights);
+  const auto types = parse_weights(options.weights, shapes);
   const Limits machine;
   MachineLimits limits;
   std::vector<Result> results;
   for (const auto& shape : shapes)
-    for (const auto& weights : options.weights) {
-      Progress progress("linear " + shape.str() + " " + weights);
+    for (const auto& weights : types) {
+      if (interrupt_pending()) break;
+      Progress progress("linear " + shape.str() + " " + weights.str());
       for (auto& result : measure(options, shape, weights, machine, limits)) results.push_back(std::move(result));
     }
-  if (options.json)
-    print_json(as_json(results, limits, options));
-  else
-    print(as_table(results, limits));
-  return 0;
+  const size_t samples = keep_sampled(results);
+  return finish_bench(
+      options.json, samples, [&] { return as_json(results, limits, options); }, [&] { return as_table(results, limits); });
 }
 
 }  // namespace
@@ -255,7 +246,7 @@ void add_bench_linear(CLI::App& parent, Commands& commands) {
       ->type_name("SHAPE ...")
       ->delimiter(',')
       ->capture_default_str();
-  app->add_option("--weights", options->weights, "affine:BITS,group=SIZE, mxfp4, mxfp8, f16, bf16 or f32; repeat it to compare")
+  app->add_option("--weights", options->weights, std::string(model::WeightType::kNames) + "; repeat it to compare")
       ->type_name("FORMAT ...")
       ->capture_default_str();
   app->add_option("--precision", options->precisions, "int16, exact or both; mxfp8 and dense weights run exactly")

@@ -128,6 +128,7 @@ Json config_json(const model::Config& c, const model::WeightType& weights) {
                             {"high_freq_factor", s->high_freq_factor},
                             {"original_max_position_embeddings", s->original_context}};
   if (weights.bits) json["quantization"] = {{"group_size", weights.group}, {"bits", weights.bits}};
+  if (weights.coding != Coding::affine) json["quantization"]["mode"] = name_of(weights.coding);
   return json;
 }
 
@@ -189,12 +190,10 @@ std::string as_text(const Results& results, const Options& options, const Plan& 
 
 int run(const Options& options) {
   const Plan plan(options);
-  const Results results = measure(options, plan);
-  if (options.json)
-    print_json(as_json(results, options, plan));
-  else
-    print(as_text(results, options, plan));
-  return 0;
+  Results results = measure(options, plan);
+  const size_t samples = keep_sampled(results.decode) + keep_sampled(results.prefill);
+  return finish_bench(
+      options.json, samples, [&] { return as_json(results, options, plan); }, [&] { return as_text(results, options, plan); });
 }
 
 std::string joined(const std::vector<std::string>& names) {
@@ -214,7 +213,7 @@ void add_bench_model(CLI::App& parent, Commands& commands) {
   auto options = std::make_shared<Options>();
   options->setup.repeat = 5;
   app->add_option("--shape", options->shape, "One of " + joined(model::shape_names()))->required()->type_name("NAME");
-  app->add_option("--weights", options->weights, "affine:BITS[,group=SIZE], bf16 or f16")->type_name("FORMAT")->capture_default_str();
+  app->add_option("--weights", options->weights, model::WeightType::kNames)->type_name("FORMAT")->capture_default_str();
   options->compute.add(*app);
   options->kv.add(*app, true, "full and turboquant:4");
   add_whole_list(*app, "--depth", options->depths, 0, kMostTokens, "Tokens in the cache before decoding")->default_str("512");

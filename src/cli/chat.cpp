@@ -33,7 +33,7 @@ constexpr const char* kHelp =
 class Chat {
  public:
   Chat(const Options& options, const cache::KvSpec& spec)
-      : options_(options), model_(options.model.load()), spec_(spec), session_{make_cache(), {}}, interactive_(::isatty(STDIN_FILENO)) {
+      : options_(options), model_(options.model.load()), spec_(spec), session_{make_cache(), {}, {}}, interactive_(::isatty(STDIN_FILENO)) {
     if (model_.chat_format() == text::ChatFormat::none) note("the model's chat format is not known here: what you type is used as it is");
   }
 
@@ -44,23 +44,28 @@ class Chat {
       const LineReader::Result result = reader_.next(line);
       if (result == LineReader::Result::end) break;
       if (result == LineReader::Result::interrupted) {
+        if (ends_conversation()) throw Interrupted{};
         clear_interrupt();
-        if (!interactive_) throw Interrupted{};
         print("\n");
         continue;
       }
-      if (!handle(line)) return 0;
+      if (!handle(line)) return interrupt_pending() ? interrupt_status() : 0;
     }
     if (interactive_) print("\n");
     return 0;
   }
 
  private:
-  // Typing errors do not end an interactive conversation; in a pipe nobody would see them. False: /quit.
+  // At a terminal Ctrl-C stops a reply alone.
+  bool ends_conversation() const { return interrupt_pending() && (!interactive_ || termination_pending()); }
+
+  // Typing errors do not end an interactive conversation; in a pipe nobody would see them. False: the conversation ends.
   bool handle(const std::string& line) {
     try {
       if (line.starts_with('/')) return command(line);
       if (!line.empty()) answer(line);
+      if (ends_conversation()) return false;
+      clear_interrupt();
     } catch (const Error& error) {
       if (!interactive_) throw;
       note(std::string("tersor: ") + error.what());
@@ -101,19 +106,14 @@ class Chat {
     };
     if (!options_.json) generate.on_text = [](std::string_view piece) { print(piece); };
     mlx::core::reset_peak_memory();
-    try {
-      last_ = reply(model_, session_, ids, std::move(generate));
-      memory_ = memory_now();
-    } catch (const Interrupted&) {
-      progress.clear();
-      note("(stopped before the reply)");
-    }
-    if (!interactive_ && interrupt_pending()) throw Interrupted{};
-    if (options_.json && last_)
+    last_ = reply(model_, session_, ids, std::move(generate));
+    memory_ = memory_now();
+    progress.clear();
+    if (options_.json)
       print_json_line(turn_json());
     else
       print("\n");
-    clear_interrupt();
+    if (interrupt_pending()) end_interrupted(static_cast<int64_t>(last_->tokens.size()), "token");
   }
 
   Json turn_json() const {
@@ -123,11 +123,12 @@ class Chat {
             {"prefill_tok_s", last_->prefill_tok_s()},
             {"decode_tok_s", last_->decode_tok_s()},
             {"stop_reason", last_->stop_reason},
+            {"interrupted", last_->stop_reason == "interrupted"},
             {"kv", to_json(session_.cache)}};
   }
 
   void reset() {
-    session_ = Session{make_cache(), {}};
+    session_ = Session{make_cache(), {}, {}};
     last_.reset();
     note("a new conversation");
   }

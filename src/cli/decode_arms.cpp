@@ -181,21 +181,24 @@ std::vector<DecodeResult> measure_decode(const model::Transformer& model, std::s
   Progress progress("filling");
   const Contents contents(model.config(), depth, setup.fill);
   std::vector<std::unique_ptr<Arm>> arms;
-  for (const auto& spec : specs) {
-    progress.relabel((setup.fill == Fill::prefill ? "prompt of " : "random cache of ") + std::to_string(depth) + " with " + kv_name(spec));
-    uint64_t others = 0;
-    for (const auto& arm : arms) others += arm->bytes();
-    mx::clear_cache();
-    mx::reset_peak_memory();
-    arms.push_back(std::make_unique<Arm>(model, spec, depth, contents, setup, progress));
-    const uint64_t peak = mx::get_peak_memory();
-    arms.back()->result().peak_bytes = peak - std::min(peak, others);
-  }
-  progress.relabel("decoding at " + std::to_string(depth));
-  int64_t done = 0;
-  alternate(arms.size(), setup.repeat, [&](size_t i) {
-    arms[i]->measure();
-    progress.update(++done, static_cast<int64_t>(arms.size()) * setup.repeat);
+  until_interrupted([&] {
+    for (const auto& spec : specs) {
+      progress.relabel((setup.fill == Fill::prefill ? "prompt of " : "random cache of ") + std::to_string(depth) + " with " +
+                       kv_name(spec));
+      uint64_t others = 0;
+      for (const auto& arm : arms) others += arm->bytes();
+      mx::clear_cache();
+      mx::reset_peak_memory();
+      arms.push_back(std::make_unique<Arm>(model, spec, depth, contents, setup, progress));
+      const uint64_t peak = mx::get_peak_memory();
+      arms.back()->result().peak_bytes = peak - std::min(peak, others);
+    }
+    progress.relabel("decoding at " + std::to_string(depth));
+    int64_t done = 0;
+    alternate(arms.size(), setup.repeat, [&](size_t i) {
+      arms[i]->measure();
+      progress.update(++done, static_cast<int64_t>(arms.size()) * setup.repeat);
+    });
   });
   std::vector<DecodeResult> results;
   for (auto& arm : arms) results.push_back(std::move(arm->result()));
@@ -211,14 +214,16 @@ std::vector<PrefillResult> measure_prefill(const model::Transformer& model, std:
     return timed([&] { mx::eval(model.prefill(part, cache, setup.chunk, [](int64_t) { throw_if_interrupted(); })); });
   };
   std::vector<PrefillResult> results;
-  for (const auto& spec : specs) {
-    run(spec, std::span(ids).first(static_cast<size_t>(std::min(tokens, setup.chunk))));  // loads code and pages
-    results.push_back({tokens, spec, {}});
-  }
-  int64_t done = 0;
-  alternate(specs.size(), setup.repeat, [&](size_t i) {
-    results[i].samples.push_back(tokens / run(specs[i], ids));
-    progress.update(++done, static_cast<int64_t>(specs.size()) * setup.repeat);
+  until_interrupted([&] {
+    for (const auto& spec : specs) {
+      run(spec, std::span(ids).first(static_cast<size_t>(std::min(tokens, setup.chunk))));  // loads code and pages
+      results.push_back({tokens, spec, {}});
+    }
+    int64_t done = 0;
+    alternate(specs.size(), setup.repeat, [&](size_t i) {
+      results[i].samples.push_back(tokens / run(specs[i], ids));
+      progress.update(++done, static_cast<int64_t>(specs.size()) * setup.repeat);
+    });
   });
   return results;
 }

@@ -39,11 +39,12 @@ struct DecodeResult {
   double ms() const;  // of one token
 };
 
-/// One result a setting. Every token is the model's own last answer. Throws Error when logits are not finite.
+/// One result a setting, after an interrupt perhaps fewer or without samples. Every token is the model's own last answer. Throws Error when
+/// logits are not finite.
 std::vector<DecodeResult> measure_decode(const model::Transformer& model, std::span<const cache::KvSpec> specs, int depth,
                                          const DecodeSetup& setup);
 
-/// Prefill of a prompt of random tokens into an empty cache.
+/// Prefill of a prompt of random tokens into an empty cache; after an interrupt as above.
 struct PrefillResult {
   int tokens = 0;
   cache::KvSpec spec;

@@ -46,7 +46,7 @@ std::string column_of(const std::string& field) {
   return field;
 }
 
-// What stands under the table: the policy, and what each setting broke of it.
+// What stands under the table: the policy, what each setting broke of it, and layers that keep something else than asked for.
 std::string footnote(const std::vector<model::Evaluation>& evaluations) {
   std::string failures;
   for (const auto& e : evaluations) {
@@ -54,7 +54,10 @@ std::string footnote(const std::vector<model::Evaluation>& evaluations) {
     for (const auto& field : e.fidelity.strict_failed()) names += (names.empty() ? "" : ", ") + column_of(field);
     if (!names.empty()) failures += "; " + kv_name(e.spec) + " fails " + names;
   }
-  return policy_text() + failures + "\n";
+  std::string others;
+  for (const auto& e : evaluations)
+    if (const std::string text = departures(e.layers); !text.empty()) others += kv_name(e.spec) + text + "\n";
+  return policy_text() + failures + "\n" + others;
 }
 
 double ratio(const model::Evaluation& evaluation) {
@@ -118,19 +121,23 @@ int run(const Options& options) {
   std::vector<model::Evaluation> evaluations;
   {
     Progress progress("evaluating");
-    evaluations = model::evaluate(model, ids, specs, options.chunk, options.model.full_dtype(), [&](int64_t done, int64_t total) {
-      throw_if_interrupted();
-      progress.update(done, total);
-    });
+    throw_if_interrupted();
+    evaluations = model::evaluate(
+        model, ids, specs, options.chunk, options.model.full_dtype(), [&](int64_t done, int64_t total) { progress.update(done, total); },
+        interrupt_pending);
   }
+  const int64_t tokens = evaluations.front().tokens;
+  const bool interrupted = tokens < static_cast<int64_t>(ids.size());
   if (options.json) {
     Json json = evaluations.size() == 1 ? as_json(evaluations.front()) : Json::object();
     json["results"] = Json::array();
     for (const auto& evaluation : evaluations) json["results"].push_back(as_json(evaluation));
+    json["interrupted"] = interrupted;
     print_json(json);
   } else {
     print(as_table(evaluations) + footnote(evaluations));
   }
+  if (interrupted) return end_interrupted(tokens, "token");
   const bool passed = std::all_of(evaluations.begin(), evaluations.end(), [](const auto& e) { return e.fidelity.strict_passed(); });
   return options.check && !passed ? 1 : 0;
 }

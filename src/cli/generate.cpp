@@ -29,7 +29,9 @@ std::string prompt_text(const Options& options) {
   const bool file = !options.prompt || *options.prompt == "-";
   std::string text = file ? read_text(options.prompt ? "-" : options.prompt_file) : *options.prompt;
   if (file && text.ends_with('\n')) text.pop_back();  // the one that editors add
-  if (text.empty()) throw Error("the prompt is empty: give some text");
+  if (text.empty() && (!options.raw || options.cache_in.empty()))
+    throw Error(std::string("the prompt is empty: give some text") +
+                (options.cache_in.empty() ? "" : ", or --raw to go on where the cache ends"));
   require_utf8(text, "--prompt");
   require_utf8(options.system, "--system");
   return text;
@@ -55,6 +57,7 @@ Json as_json(const model::Generation& generation, const Session& session, const 
           {"prefill_tok_s", generation.prefill_tok_s()},
           {"decode_tok_s", generation.decode_tok_s()},
           {"stop_reason", generation.stop_reason},
+          {"interrupted", generation.stop_reason == "interrupted"},
           {"kv", kv},
           {"layers", to_json(session.cache.report())},
           {"kernels", to_json(distinct(choices))},
@@ -81,6 +84,13 @@ model::Generation answer(const Options& options, const model::Transformer& model
   return reply(model, session, ids, std::move(generate));
 }
 
+// The ids of the prompt; an empty one goes on where the cache ends.
+std::vector<int32_t> prompt_ids(const Options& options, const std::string& prompt, const model::Transformer& model, Session& session) {
+  if (!prompt.empty()) return turn_ids(model, format_of(options, model), options.system, prompt, !session.fresh());
+  take_back_last(session, options.cache_in);
+  return {};
+}
+
 int run(const Options& options) {
   options.model.check();
   options.generation.make();
@@ -91,21 +101,21 @@ int run(const Options& options) {
   const std::string prompt = prompt_text(options);
 
   const model::Transformer model = options.model.load();
-  Session session = options.cache_in.empty() ? Session{model.make_cache(spec, options.model.full_dtype()), {}}
+  Session session = options.cache_in.empty() ? Session{model.make_cache(spec, options.model.full_dtype()), {}, {}}
                                              : load_session(options.cache_in, model, options.model.policy(),
                                                             options.kv.given() ? &spec : nullptr, options.model.given_dtype());
-  const auto ids = turn_ids(model, format_of(options, model), options.system, prompt, !session.fresh());
+  const auto ids = prompt_ids(options, prompt, model, session);
   mlx::core::reset_peak_memory();
   const model::Generation generation = answer(options, model, session, ids);
   const Memory memory = memory_now();
   if (!options.json) show(options, "\n");
   if (!options.cache_out.empty()) save_session(session, options.cache_out, model);
-  if (generation.stop_reason == "interrupted") throw Interrupted{};
+  const bool interrupted = generation.stop_reason == "interrupted";
   if (options.json)
     print_json(as_json(generation, session, model, memory));
-  else
+  else if (!interrupted)
     note(generation_report(generation, session.cache, memory));
-  return 0;
+  return interrupted ? end_interrupted(static_cast<int64_t>(generation.tokens.size()), "token") : 0;
 }
 
 }  // namespace
@@ -113,8 +123,8 @@ int run(const Options& options) {
 void add_generate(CLI::App& parent, Commands& commands) {
   CLI::App* app = parent.add_subcommand(
       "generate",
-      "Continue a prompt with a model. The reply streams to standard output; what was measured follows on standard error. Ctrl-C ends the "
-      "reply with status 130.");
+      "Continue a prompt with a model. The reply streams to standard output; what was measured follows on standard error. Ctrl-C or "
+      "SIGTERM ends the reply where it is, with status 130 or 143.");
   app->footer("Example: tersor generate --model SmolLM2.gguf --kv turboquant:4 --prompt \"What is a lighthouse?\"");
   auto options = std::make_shared<Options>();
   options->model.add(*app);
@@ -127,11 +137,12 @@ void add_generate(CLI::App& parent, Commands& commands) {
   options->kv.add(*app, false, kv_name(cache::KvSpec::recommended()));
   options->kv.add_halves(*app);
   options->generation.add(*app);
-  app->add_option("--prompt-cache-in", options->cache_in, "Go on from a saved cache; the prompt is the next turn")
+  app->add_option("--prompt-cache-in", options->cache_in,
+                  "Go on from a saved cache; the prompt is the next turn, or with --raw what follows (also -p \"\": nothing new)")
       ->type_name("FILE")
       ->check(file_name());
   app->add_option("--prompt-cache-out", options->cache_out,
-                  "Save the cache after the reply, also of one that Ctrl-C cut short or that nobody reads to its end")
+                  "Save the cache after the reply, also of one that a signal cut short or that nobody reads to its end")
       ->type_name("FILE")
       ->check(file_name());
   add_json(*app, options->json);

@@ -15,8 +15,11 @@ struct Options {
 };
 
 std::string machine_text(const Machine& machine, const std::vector<ops::Choice>& kernels) {
-  std::string text = version_line() + "\n" + machine.cpu + ", SIMD " + machine.simd + ", " + std::to_string(machine.threads) +
-                     " threads, memory limit " + human_bytes(machine.memory_limit) + "\n\nKernels on this machine:\n";
+  std::string targets;
+  for (const auto& name : machine.simd_available) targets += (targets.empty() ? "" : ", ") + name;
+  std::string text = version_line() + "\n" + machine.cpu + ", SIMD " + machine.simd + " (of " + targets + "), " +
+                     std::to_string(machine.threads) + " threads, memory limit " + human_bytes(machine.memory_limit) +
+                     "\n\nKernels on this machine:\n";
   Rows rows{{"op", "problem", "kernel", "why"}};
   for (const auto& choice : kernels) rows.push_back({choice.op, choice.problem, choice.kernel, choice.reason});
   return text + columns(rows);

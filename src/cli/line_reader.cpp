@@ -23,7 +23,7 @@ LineReader::Result LineReader::next(std::string& line) {
       return line.empty() ? Result::end : Result::line;
     }
     char buffer[4096];
-    const ssize_t got = ::read(STDIN_FILENO, buffer, sizeof buffer);
+    const ssize_t got = interrupt_pending() ? 0 : ::read(STDIN_FILENO, buffer, sizeof buffer);
     if (interrupt_pending()) {
       pending_.clear();
       return Result::interrupted;

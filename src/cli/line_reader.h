@@ -8,7 +8,7 @@ namespace tersor::cli {
 class LineReader {
  public:
   enum class Result { line, end, interrupted };
-  /// The next line without its newline. `interrupted`: Ctrl-C came first, and what was typed so far is dropped.
+  /// The next line without its newline. `interrupted`: a signal came first, and what was typed so far is dropped.
   Result next(std::string& line);
 
  private:

@@ -44,14 +44,19 @@ void check_environment() {
 
 Machine describe_machine() {
   check_environment();
-  return {cpu_name(), kernels::simd_target_name(),   mlx::core::version(), backend_name(),
-          gpu_name(), ThreadPool::instance().size(), memory_limit()};
+  return {cpu_name(),
+          kernels::simd_target_name(),
+          kernels::available_simd_targets(),
+          mlx::core::version(),
+          backend_name(),
+          gpu_name(),
+          ThreadPool::instance().size(),
+          memory_limit()};
 }
 
 Json to_json(const Machine& machine) {
-  Json json{{"cpu", machine.cpu},      {"simd", machine.simd},       {"threads", machine.threads},
-            {"mlx", machine.mlx},      {"backend", machine.backend}, {"memory_limit", machine.memory_limit},
-            {"tersor", TERSOR_VERSION}};
+  Json json{{"cpu", machine.cpu}, {"simd", machine.simd},       {"simd_available", machine.simd_available}, {"threads", machine.threads},
+            {"mlx", machine.mlx}, {"backend", machine.backend}, {"memory_limit", machine.memory_limit},     {"tersor", TERSOR_VERSION}};
   if (!machine.gpu.empty()) json["gpu"] = machine.gpu;
   return json;
 }

@@ -10,11 +10,12 @@
 namespace tersor::cli {
 
 struct Machine {
-  std::string cpu;      // model name
-  std::string simd;     // target the CPU kernels run with
-  std::string mlx;      // version of the MLX library in use
-  std::string backend;  // "cpu" or "gpu"
-  std::string gpu;      // its name, empty without one
+  std::string cpu;                          // model name
+  std::string simd;                         // target the CPU kernels run with
+  std::vector<std::string> simd_available;  // those that TERSOR_SIMD may name here, best first
+  std::string mlx;                          // version of the MLX library in use
+  std::string backend;                      // "cpu" or "gpu"
+  std::string gpu;                          // its name, empty without one
   uint64_t threads = 0, memory_limit = 0;
 };
 Machine describe_machine();

@@ -14,7 +14,7 @@
 namespace tersor::cli {
 namespace {
 
-constexpr int kDone = 0, kBadInput = 2, kInterrupted = 130;
+constexpr int kDone = 0, kBadInput = 2;
 
 int fail(std::string message) {
   for (char& c : message)
@@ -45,13 +45,17 @@ int parse_and_run(int argc, char** argv) {
   const Commands commands = add_commands(app);
   int threads = 0;
   for (const Command& command : commands)
-    command.app->add_option("--threads", threads, "Threads to compute with (default: TERSOR_THREADS, or one a core)")
+    command.app
+        ->add_option("--threads", threads,
+                     "Threads to compute with (default: TERSOR_THREADS, or the CPUs that affinity and cgroup quota leave this process)")
         ->type_name("N")
         ->check(whole(1, 1024));
   app.footer(  // after the commands, which would inherit it
       "Environment:\n"
-      "  TERSOR_THREADS   threads to compute with (default: one a core)\n"
-      "  TERSOR_SIMD      instruction set to compute with, e.g. AVX2 or AVX512 (default: the best there is)");
+      "  TERSOR_THREADS   threads to compute with (default: the CPUs that affinity and cgroup quota leave this process)\n"
+      "  TERSOR_SIMD      instruction set to compute with (default: the best that the processor has): AVX3_DL (AVX-512 with VNNI and "
+      "VBMI),\n"
+      "                   AVX3 or AVX512 (AVX-512), AVX2, SSE4, and on Arm NEON; `tersor inspect` lists those of this machine");
   try {
     app.parse(argc, argv);
   } catch (const CLI::CallForHelp&) {
@@ -78,7 +82,8 @@ int guarded(int argc, char** argv) {
     watch_interrupt();
     return parse_and_run(argc, argv);
   } catch (const ClosedPipe&) { return kDone; } catch (const Interrupted&) {
-    return kInterrupted;
+    note("interrupted");
+    return interrupt_status();
   } catch (const std::bad_alloc&) {
     return fail("out of memory: use a smaller model, a shorter text, or a cache of fewer bits");
   } catch (const std::exception& error) { return fail(error.what()); }

@@ -69,7 +69,10 @@ void ComputeOptions::add(CLI::App& app, bool with_dtype) {
       ->type_name("int16|exact")
       ->capture_default_str();
   if (!with_dtype) return;
-  dtype_option = app.add_option("--dtype", dtype, "What uncompressed caches store: `full`, windows, sinks and skipped layers")
+  dtype_option = app.add_option("--dtype", dtype,
+                                "What uncompressed caches store: `full`, windows, sinks and skipped layers. f16 unless given, whatever the "
+                                "weights are; a loaded "
+                                "cache keeps its own")
                      ->type_name("f16|bf16|f32")
                      ->capture_default_str();
 }
@@ -97,7 +100,10 @@ void ModelOptions::check() const {
 model::Transformer ModelOptions::load() const {
   Progress progress("loading " + path);
   const auto pack = ops::LinearPacker::applies(policy()) ? std::optional(precision_class()) : std::nullopt;
-  return model::Transformer(model::load(path, pack), policy(), precision_class());
+  model::ModelData data = model::load(path, pack);
+  progress.clear();
+  if (!data.unused.empty()) note(path + ": not used: " + data.unused);
+  return model::Transformer(std::move(data), policy(), precision_class());
 }
 
 cache::KvSpec parse_kv(const std::string& text) {

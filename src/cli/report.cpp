@@ -15,6 +15,8 @@ bool full(const cache::LayerReport& layer) { return layer.keys.starts_with("full
 
 bool as_requested(const cache::LayerReport& layer) { return layer.keys == layer.keys_requested && layer.values == layer.values_requested; }
 
+bool skipped(const cache::LayerReport& layer) { return !as_requested(layer) && full(layer) && layer.reason == "skipped by request"; }
+
 double ratio(uint64_t full, uint64_t bytes) { return bytes ? static_cast<double>(full) / static_cast<double>(bytes) : 0; }
 
 }  // namespace
@@ -71,18 +73,27 @@ std::string against_full(uint64_t bytes, uint64_t bytes_full) {
   return human_bytes(bytes) + " measured, " + human_bytes(bytes_full) + " in full precision (" + relation + ")";
 }
 
-std::string layer_summary(std::span<const cache::LayerReport> layers) {
-  size_t compressed = 0, whole = 0;
-  std::string kept, other;
-  size_t kept_count = 0;
+std::string departures(std::span<const cache::LayerReport> layers) {
+  std::vector<std::pair<std::string, size_t>> kinds;
   for (const auto& layer : layers) {
-    const std::string index = std::to_string(layer.layer);
-    if (as_requested(layer))
-      ++(full(layer) ? whole : compressed);
-    else if (full(layer) && layer.reason == "skipped by request")
-      kept += (kept_count++ ? ", " : "") + index;
+    if (as_requested(layer) || skipped(layer)) continue;
+    const std::string kind = layer.keys + (layer.values == layer.keys ? "" : "/" + layer.values) + ": " + layer.reason;
+    if (kinds.empty() || kinds.back().first != kind) kinds.emplace_back(kind, 0);
+    ++kinds.back().second;
+  }
+  std::string text;
+  for (const auto& [kind, count] : kinds) text += "; " + std::to_string(count) + (count == 1 ? " layer keeps " : " layers keep ") + kind;
+  return text;
+}
+
+std::string layer_summary(std::span<const cache::LayerReport> layers) {
+  size_t compressed = 0, whole = 0, kept_count = 0;
+  std::string kept;
+  for (const auto& layer : layers) {
+    if (skipped(layer))
+      kept += (kept_count++ ? ", " : "") + std::to_string(layer.layer);
     else
-      other += "; layer " + index + " keeps " + layer.keys + " / " + layer.values + ": " + layer.reason;
+      ++(full(layer) ? whole : compressed);
   }
   std::string text;
   const auto part = [&](size_t count, const std::string& words) {
@@ -91,7 +102,7 @@ std::string layer_summary(std::span<const cache::LayerReport> layers) {
   part(compressed, " compressed");
   part(whole, " in full precision");
   part(kept_count, " in full precision by request (" + kept + ")");
-  return text + other;
+  return text + departures(layers);
 }
 
 std::string generation_report(const model::Generation& generation, const cache::KvCache& cache, const Memory& memory) {

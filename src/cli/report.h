@@ -27,7 +27,9 @@ Json to_json(std::span<const ops::Choice> choices);
 std::vector<ops::Choice> distinct(std::vector<ops::Choice> choices);
 /// "1.2 MiB measured, 4.5 MiB in full precision (3.75x)"; a cache that is larger than full gets words for its ratio.
 std::string against_full(uint64_t bytes, uint64_t bytes_full);
-/// "27 compressed, 3 in full precision by request (0, 1, 29)"; layers that keep something else follow with the reason.
+/// Layers that keep something else than what was asked for, otherwise than by request: "; 30 layers keep affine:4: REASON", or nothing.
+std::string departures(std::span<const cache::LayerReport> layers);
+/// "27 compressed, 3 in full precision by request (0, 1, 29)", and the departures.
 std::string layer_summary(std::span<const cache::LayerReport> layers);
 /// What `tersor generate` and `tersor chat` say after a reply.
 std::string generation_report(const model::Generation& generation, const cache::KvCache& cache, const Memory& memory);

@@ -7,6 +7,7 @@ namespace tersor::cli {
 namespace {
 
 constexpr const char* kPendingKey = "pending_tokens";
+constexpr const char* kLastKey = "last_token";
 
 std::string join_ids(const std::vector<int32_t>& ids) {
   std::string text;
@@ -51,34 +52,54 @@ model::Generation reply(const model::Transformer& model, Session& session, const
     throw_if_interrupted();
     if (shown) shown(done, total);
   };
+  model::Generation generation;
   try {
-    model::Generation generation = model::generate(model, session.cache, prompt, options);
-    const auto missing = before + static_cast<int64_t>(prompt.size() + generation.tokens.size()) - session.cache.tokens();
-    session.pending.assign(generation.tokens.end() - std::max<int64_t>(missing, 0), generation.tokens.end());
-    return generation;
+    throw_if_interrupted();
+    generation = model::generate(model, session.cache, prompt, options);
+    prompt.insert(prompt.end(), generation.tokens.begin(), generation.tokens.end());
   } catch (const Interrupted&) {
-    session.pending.assign(prompt.begin() + (session.cache.tokens() - before), prompt.end());
-    throw;
+    generation.stop_reason = "interrupted";
+    generation.prompt_tokens = session.cache.tokens() - before;
   }
+  const auto seen = prompt.begin() + (session.cache.tokens() - before);
+  session.pending.assign(seen, prompt.end());
+  if (seen != prompt.begin()) session.last = *(seen - 1);
+  return generation;
+}
+
+void take_back_last(Session& session, const std::string& path) {
+  if (!session.pending.empty()) return;
+  if (!session.last || session.cache.trim(1) != 1)
+    throw Error(path + ": does not say what its last token is, so that an empty prompt cannot go on from it; give some text");
+  session.pending = {*session.last};
+  session.last.reset();
 }
 
 void save_session(const Session& session, const std::string& path, const model::Transformer& model) {
-  session.cache.save(path, model.identity(), {{kPendingKey, join_ids(session.pending)}});
+  cache::Identity extra{{kPendingKey, join_ids(session.pending)}};
+  if (session.last) extra[kLastKey] = std::to_string(*session.last);
+  session.cache.save(path, model.identity(), extra);
 }
 
 Session load_session(const std::string& path, const model::Transformer& model, ops::Policy policy, const cache::KvSpec* required,
                      std::optional<Dtype> dtype) {
   cache::KvCache::Loaded loaded = cache::KvCache::load(path, model.identity(), policy, model.precision());
-  Session session{std::move(loaded.cache), {}};
+  Session session{std::move(loaded.cache), {}, {}};
   if (required && kv_name(*required) != kv_name(session.cache.spec()))
     throw Error(path + ": holds a cache of " + kv_name(session.cache.spec()) + ", not " + kv_name(*required) +
                 "; leave the --kv options out");
   if (dtype && *dtype != session.cache.full_dtype())
     throw Error(path + ": holds a cache with --dtype " + std::string(name_of(session.cache.full_dtype())) + ", not " +
                 std::string(name_of(*dtype)) + "; leave --dtype out");
-  const auto found = loaded.extra.find(kPendingKey);
-  if (found != loaded.extra.end() && !found->second.empty()) session.pending = parse_ids(found->second, path);
-  require_in_vocabulary(session.pending, model.config().vocab);
+  const auto ids = [&](const char* key) {
+    const auto found = loaded.extra.find(key);
+    if (found == loaded.extra.end() || found->second.empty()) return std::vector<int32_t>{};
+    auto list = parse_ids(found->second, path);
+    require_in_vocabulary(list, model.config().vocab);
+    return list;
+  };
+  session.pending = ids(kPendingKey);
+  if (const auto last = ids(kLastKey); !last.empty()) session.last = last.back();
   return session;
 }
 

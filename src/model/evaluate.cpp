@@ -52,7 +52,8 @@ Evaluation summarise(const Arm& arm, const cache::KvSpec& spec, uint64_t bytes_f
 }  // namespace
 
 std::vector<Evaluation> evaluate(const Transformer& model, std::span<const int32_t> tokens, std::span<const cache::KvSpec> specs, int chunk,
-                                 Dtype full_dtype, const std::function<void(int64_t done, int64_t total)>& progress) {
+                                 Dtype full_dtype, const std::function<void(int64_t done, int64_t total)>& progress,
+                                 const std::function<bool()>& stop_requested) {
   check(model, tokens, chunk);
   const int64_t total = static_cast<int64_t>(tokens.size());
   cache::KvCache full = model.make_cache({}, full_dtype);
@@ -69,6 +70,7 @@ std::vector<Evaluation> evaluate(const Transformer& model, std::span<const int32
     for (auto& arm : arms) arm.meter.add(values(reference), values(run(model, part, arm.cache)), targets);
     done += part.size();
     if (progress) progress(static_cast<int64_t>(done), total);
+    if (stop_requested && stop_requested()) break;
   }
   std::vector<Evaluation> results;
   for (size_t i = 0; i < arms.size(); ++i) results.push_back(summarise(arms[i], specs[i], full.bytes()));

@@ -10,6 +10,7 @@
 #include "model/gguf.h"
 #include "model/gguf_metadata.h"
 #include "model/gguf_types.h"
+#include "model/unused_tensors.h"
 #include "model/weight_plan.h"
 
 namespace tersor::model {
@@ -61,7 +62,7 @@ class Planner {
     result.data.config = gguf::read_config(*file_);
     interleaved_ = result.data.config.family == "llama";
     for_each_tensor(result.data.config, [&](const TensorSpec& spec) { result.jobs.push_back(job(spec)); });
-    check_unused(result.data.config);
+    result.data.unused = unused_text(unused(result.data.config));
     // Last, when the tensors have shown that the vocabulary is as large as the file says.
     result.data.tokenizer = gguf::read_tokenizer(*file_);
     return result;
@@ -104,16 +105,21 @@ class Planner {
             }};
   }
 
-  // A bias or a norm in a layer changes the result: one that this configuration would leave out is an error. Other tensors are only listed.
-  void check_unused(const Config& config) const {
+  // Tensors without a use that change nothing: stored rotations, which follow from the metadata. A model without any of the others would
+  // give other results than its makers meant.
+  std::vector<std::string> unused(const Config& config) const {
+    std::vector<std::string> harmless;
     for (const Tensor& t : file_->tensors()) {
       const std::string name(t.name);
-      if (used_.contains(name) || !name.starts_with("blk.")) continue;
-      if (std::atoi(name.c_str() + 4) >= config.layers) continue;
-      if (name.ends_with(".bias") || name.find("norm") != std::string::npos)
-        file_->fail("tensor " + printable(name) + " is not part of the " + config.family +
-                    " architecture as Tersor knows it; this variant is not supported");
+      if (used_.contains(name) || name == "rope_freqs.weight") continue;  // the latter is part of the configuration
+      const auto layer = layer_of(name, "blk.");
+      if (!layer || *layer >= config.layers || name.find(".attn_rot_embd") == std::string::npos)
+        file_->fail("tensor " + printable(name) +
+                    why_unused(layer, config.layers, config.family + ".block_count",
+                               " is not part of the " + config.family + " architecture as Tersor knows it; this variant is not supported"));
+      harmless.push_back(name);
     }
+    return harmless;
   }
 
   std::shared_ptr<gguf::File> file_;

@@ -23,6 +23,8 @@ void check_family(const Section& json) {
 
 // The name that Hugging Face gives an activation; Gemma's key comes before the older one.
 Activation read_activation(const Section& json) {
+  if (json.all().contains("hidden_act") && !json.has("hidden_act") && !json.has("hidden_activation"))
+    json.fail("key \"hidden_act\" is null; the name of an activation, such as \"silu\", is needed");
   const std::string key = json.has("hidden_activation") ? "hidden_activation" : "hidden_act", name = json.string(key, "silu");
   if (name == "silu" || name == "swish") return Activation::silu;
   if (name == "gelu") return Activation::gelu;
@@ -124,20 +126,35 @@ Quantisation read_scheme(const Section& section, const Quantisation& defaults) {
   return q;
 }
 
-void read_quantisation(const Section& json, FolderConfig& result) {
-  auto section = json.section("quantization");
-  if (!section) section = json.section("quantization_config");
-  if (!section) return;
-  if (section->has("quant_method"))
-    if (const auto method = section->string("quant_method"); method != "affine")
+// The schemes of one section into `result`.
+void read_schemes(const Section& json, const Section& section, FolderConfig& result) {
+  if (section.has("quant_method"))
+    if (const auto method = section.string("quant_method"); method != "affine")
       json.fail("quantization method " + in_quotes(method) + " is not supported; supported: MLX affine (bits and group_size)");
-  result.quantisation = read_scheme(*section, {});
-  for (const auto& [key, value] : section->all().items()) {
+  result.quantisation = read_scheme(section, {});
+  for (const auto& [key, value] : section.all().items()) {
     if (value.is_object())
-      result.overrides[key] = read_scheme(*section->section(key), *result.quantisation);
+      result.overrides[key] = read_scheme(*section.section(key), *result.quantisation);
     else if (value.is_boolean() && key.find('.') != std::string::npos)
       result.overrides[key] = value.get<bool>() ? result.quantisation : std::nullopt;
   }
+}
+
+bool says_the_same(const Section& json, const Section& section, const FolderConfig& as) {
+  try {
+    FolderConfig other;
+    read_schemes(json, section, other);
+    return other.quantisation == as.quantisation && other.overrides == as.overrides;
+  } catch (const Error&) { return false; }
+}
+
+// MLX writes "quantization", and beside it the same as "quantization_config", where Hugging Face looks.
+void read_quantisation(const Section& json, FolderConfig& result) {
+  const auto own = json.section("quantization"), other = json.section("quantization_config");
+  if (!own && !other) return;
+  read_schemes(json, own ? *own : *other, result);
+  if (own && other && !says_the_same(json, *other, result))
+    json.fail("quantization and quantization_config disagree; take out the one that does not describe the tensors");
 }
 
 }  // namespace

@@ -14,6 +14,7 @@ namespace tersor::model::hf {
 struct Quantisation {
   int bits = 0, group = 0;
   Coding coding = Coding::affine;
+  bool operator==(const Quantisation&) const = default;
 };
 
 struct FolderConfig {

@@ -1,5 +1,5 @@
 // A folder with config.json and *.safetensors as a model.
-#include <cstdlib>
+#include <algorithm>
 #include <map>
 #include <memory>
 #include <set>
@@ -9,6 +9,7 @@
 #include "model/folder.h"
 #include "model/hf_config.h"
 #include "model/hf_tokenizer.h"
+#include "model/unused_tensors.h"
 #include "model/weight_plan.h"
 
 namespace tersor::model {
@@ -51,7 +52,7 @@ class Planner {
     check_config(config, shards_->tensors().size(), (folder_ / "config.json").string());
     if (!config_.tie_given && !shards_->find("lm_head.weight")) config.tied_head = true;
     for_each_tensor(config, [&](const TensorSpec& spec) { result.jobs.push_back(job(spec)); });
-    check_unused(config);
+    result.data.unused = unused_text(unused(config));
     result.data.tokenizer = hf::read_folder_tokenizer(folder_, json_, config.vocab);
     return result;
   }
@@ -153,16 +154,37 @@ class Planner {
             }};
   }
 
-  // As in a GGUF: biases and norms that the configuration would leave out change the result. Buffers of old files do not.
-  void check_unused(const Config& config) const {
-    const std::string layers = prefix_ + "layers.";
+  // Whether a part of a head that config.json ties to the embedding holds what the embedding holds.
+  bool copies_embedding(const std::string& name) const {
+    const Tensor& head = *shards_->find(name);
+    const Tensor* embedding = shards_->find(prefix_ + "embed_tokens" + name.substr(name.find('.')));
+    const bool same = embedding && embedding->dtype == head.dtype && embedding->shape == head.shape &&
+                      std::equal(head.data.begin(), head.data.end(), embedding->data.begin(), embedding->data.end());
+    release_pages(head.data);
+    return same;
+  }
+
+  // Tensors without a use that change nothing: buffers of old files, and a tied head that is stored all the same. A model without any of
+  // the others would give other results than its makers meant.
+  std::vector<std::string> unused(const Config& config) const {
+    std::vector<std::string> harmless;
     for (const auto& [name, where] : shards_->tensors()) {
-      if (used_.contains(name) || !name.starts_with(layers) || std::atoi(name.c_str() + layers.size()) >= config.layers) continue;
-      if (name.ends_with(".masked_bias") || name.ends_with("attention.bias") || name.find("rotary_emb") != std::string::npos) continue;
-      if (name.ends_with(".bias") || name.find("norm") != std::string::npos)
+      if (used_.contains(name)) continue;
+      const bool buffer =
+          name.ends_with(".masked_bias") || name.ends_with("attention.bias") || name.find("rotary_emb") != std::string::npos;
+      const bool head = config.tied_head && name.starts_with("lm_head.");
+      if (head && !copies_embedding(name))
         throw Error(where.second->path().string() + ": tensor " + printable(name) +
-                    " is not part of the model that config.json describes; this variant is not supported");
+                    " is not what the embedding holds, but config.json ties them; set tie_word_embeddings to false, or take it out");
+      if (head || (buffer && layer_of(name, prefix_ + "layers.").value_or(0) < config.layers)) {
+        harmless.push_back(name);
+        continue;
+      }
+      throw Error(where.second->path().string() + ": tensor " + printable(name) +
+                  why_unused(layer_of(name, prefix_ + "layers."), config.layers, "num_hidden_layers in config.json",
+                             " is not part of the model that config.json describes; this variant is not supported"));
     }
+    return harmless;
   }
 
   std::filesystem::path folder_;

@@ -60,6 +60,7 @@ void add_config(Facts& facts, const Config& c) {
 void add_verdict(Facts& facts, const std::filesystem::path& path) {
   try {
     LoadPlan plan = plan_model(path);
+    if (!plan.data.unused.empty()) facts.add("not used", plan.data.unused);
     check_memory(plan);
     const text::Tokenizer tokenizer = take_tokenizer(plan.data);
     add_config(facts, plan.data.config);

@@ -72,6 +72,40 @@ mx::array random_numbers(mx::Shape shape, Dtype type, uint64_t seed, float low, 
   return numbers;
 }
 
+// Mean square of e4m3 codes whose highest exponent bit is 0: 8 exponents up to 2^0, 8 mantissas each, the lowest exponent subnormal.
+double mean_square_of_small_e4m3() {
+  double sum = 0;
+  for (int code = 0; code < 64; ++code) {
+    const int exponent = code >> 3, mantissa = code & 7;
+    const double value = std::ldexp(exponent ? 8 + mantissa : mantissa, std::max(exponent, 1) - 10);
+    sum += value * value;
+  }
+  return sum / 64;
+}
+
+constexpr uint32_t kSmallE4m3 = 0xbfbfbfbf;  // without the highest exponent bit no code is NaN
+constexpr double kMeanSquareE2m1 = (0.25 + 1 + 2.25 + 4 + 9 + 16 + 36) / 8;
+
+// Scales are powers of two: of the two around the wanted size, each as often as makes the variance right.
+ops::LinearWeight random_mx(int out, int in, const WeightType& type, uint64_t seed) {
+  const bool wide = type.coding == Coding::mxfp8;
+  mx::array codes = random_codes({out, in / 32 * type.bits}, random_word(seed, 0));
+  if (wide) {
+    auto* const words = reinterpret_cast<uint32_t*>(bytes_of(codes));
+    std::transform(words, words + codes.size(), words, [](uint32_t word) { return word & kSmallE4m3; });
+  }
+  const double square = 1 / (in * (wide ? mean_square_of_small_e4m3() : kMeanSquareE2m1));
+  const int exponent = static_cast<int>(std::floor(std::log2(square) / 2));
+  const double upper = (square / std::exp2(2 * exponent) - 1) / 3;
+  std::array<uint8_t, kLevels> levels;
+  for (int i = 0; i < kLevels; ++i) levels[static_cast<size_t>(i)] = static_cast<uint8_t>(127 + exponent + (i < upper * kLevels));
+  mx::array scales = allocate({out, in / type.group}, mx::uint8);
+  draw(reinterpret_cast<uint8_t*>(bytes_of(scales)), scales.size(), random_word(seed, 1), levels);
+  ops::LinearWeight weight{std::move(codes), std::move(scales), {}, type.bits, type.group, {}};
+  weight.coding = type.coding;
+  return weight;
+}
+
 void make_tensor(ModelData& data, const TensorSpec& spec, const WeightType& type, uint64_t seed) {
   if (!spec.cols) {
     data.vectors.emplace(spec.name(), random_numbers({spec.rows}, Dtype::f32, seed, 0.8f, 1.2f));
@@ -89,38 +123,14 @@ uint64_t bytes_of_tensor(const TensorSpec& spec, const WeightType& type) {
 
 }  // namespace
 
-WeightType WeightType::parse(std::string_view text) {
-  WeightType type;
-  if (text == "bf16" || text == "f16") return type.dtype = parse_dtype(text), type;
-  const std::string advice =
-      ": give affine:4, affine:8,group=64, bf16 or f16; affine takes 2, 3, 4, 5, 6 or 8 bits in groups of 32, 64 or 128";
-  if (!text.starts_with("affine:")) throw Error("the weight format \"" + std::string(text) + "\" is unknown" + advice);
-  const codec::Spec spec = codec::Spec::parse(text);
-  if (spec.bits < 2 || spec.bits > 8 || spec.bits == 7 || (spec.group != 32 && spec.group != 64 && spec.group != 128))
-    throw Error("the weight format \"" + std::string(text) + "\" is not supported" + advice);
-  type.bits = spec.bits, type.group = spec.group;
-  return type;
-}
-
-std::string WeightType::str() const {
-  return bits ? "affine:" + std::to_string(bits) + ",group=" + std::to_string(group) : std::string(name_of(dtype));
-}
-
-uint64_t WeightType::bytes(int out, int in) const {
-  const uint64_t numbers = static_cast<uint64_t>(out) * static_cast<uint64_t>(in);
-  if (!bits) return numbers * size_of(dtype);
-  return numbers * static_cast<uint64_t>(bits) / 8 + 2 * size_of(dtype) * numbers / static_cast<uint64_t>(group);
-}
-
 ops::LinearWeight random_linear(int out, int in, const WeightType& type, uint64_t seed) {
   const float deviation = 1 / std::sqrt(static_cast<float>(in));
   if (!type.bits) {
     const float width = deviation * std::sqrt(3.0f);  // even over +-width
     return {random_numbers({out, in}, type.dtype, random_word(seed, 0), -width, width), {}, {}, 0, 0, {}};
   }
-  if (in % type.group)
-    throw Error("weights of " + type.str() + ": groups of " + std::to_string(type.group) + " do not divide rows of " + std::to_string(in) +
-                "; use smaller groups");
+  type.require_fit(in);
+  if (type.coding != Coding::affine) return random_mx(out, in, type, seed);
   // Codes are even over 0 ... largest, and around 0 once -scale * largest / 2 is added. Groups have scales that differ by up to 2.
   const float largest = static_cast<float>((1 << type.bits) - 1), scale = deviation * std::sqrt(12 / (largest * (largest + 2)));
   const mx::Shape groups{out, in / type.group};

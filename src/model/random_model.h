@@ -5,22 +5,11 @@
 #include <cstdint>
 #include <optional>
 #include <string>
-#include <string_view>
 
+#include "model/weight_type.h"
 #include "tersor/model.h"
 
 namespace tersor::model {
-
-/// How weight matrices are stored.
-struct WeightType {
-  int bits = 0, group = 0;    // affine codes as MLX packs them; 0: dense
-  Dtype dtype = Dtype::bf16;  // of dense weights, and of scales and biases
-  /// "affine:4,group=64", "affine:8", "bf16" or "f16". Throws Error for anything else.
-  static WeightType parse(std::string_view text);
-  std::string str() const;
-  /// Bytes of a matrix [out, in].
-  uint64_t bytes(int out, int in) const;
-};
 
 /// A matrix [out, in] of numbers that are spread evenly around 0 with variance 1 / in, so that products keep the size of their inputs.
 /// Codes and scales are made as they are stored; there is no float matrix. The same seed gives the same matrix on every machine.

@@ -48,6 +48,17 @@ TEST(KvSpec, TheRecommendedSettingIsValid) {
   EXPECT_EQ(codec::Spec::parse(spec.keys.str()), spec.keys);
 }
 
+TEST(KvCache, GroupsAreNoLargerThanAHead) {
+  const KvCache cache(KvSpec::parse("affine:4,group=128", "affine:8,group=32"), 2, {1, 2, 64, 64}, Dtype::f16, Policy::automatic);
+  const LayerReport row = cache.report().front();
+  EXPECT_EQ(row.keys_requested, "affine:4,group=128");
+  EXPECT_EQ(row.keys, "affine:4");
+  EXPECT_EQ(row.reason, "groups of 128 are cut to the head size of 64 (4.5 bits a number)");
+  EXPECT_EQ(row.values, row.values_requested);
+  const KvCache large(KvSpec::parse("affine:4,group=128"), 1, {1, 2, 128, 128}, Dtype::f16, Policy::automatic);
+  EXPECT_EQ(large.report().front().reason, "");
+}
+
 TEST(KvCache, SkippedLayersAreFullPrecision) {
   const KvCache cache(KvSpec::parse("turboquant:4,window=8,skip=0+-1+-2"), 5, {1, 2, 64, 64}, Dtype::bf16, Policy::automatic);
   const std::vector<LayerReport> report = cache.report();

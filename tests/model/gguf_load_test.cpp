@@ -120,7 +120,8 @@ TEST_F(GgufLoad, UnsupportedTypesAreNamedWhereTheyAreNeeded) {
   const auto q6 = [](GgufFile& f, const char* name, std::vector<uint64_t> dims) {
     f.tensors.push_back({name, dims, 14, std::string(210 * 40, '\0'), -1});
   };
-  EXPECT_EQ(error_with([&](GgufFile& f) { q6(f, "unused.weight", {256, 40}); }), "loaded");
+  EXPECT_EQ(error_with([&](GgufFile& f) { q6(f, "blk.0.attn_rot_embd.weight", {256, 40}); }), "loaded");
+  EXPECT_THAT(error_with([&](GgufFile& f) { q6(f, "unused.weight", {256, 40}); }), HasSubstr("unused.weight is not part of"));
   EXPECT_THAT(error_with([&](GgufFile& f) {
                 f.remove("blk.0.ffn_down.weight");
                 q6(f, "blk.0.ffn_down.weight", {256, 40});

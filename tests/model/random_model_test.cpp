@@ -56,8 +56,10 @@ TEST(Shapes, UnknownNamesListWhatThereIs) {
 TEST(WeightTypes, ParseAndPrint) {
   EXPECT_EQ(WeightType::parse("affine:4").str(), "affine:4,group=64");
   EXPECT_EQ(WeightType::parse("affine:8,group=32").str(), "affine:8,group=32");
-  EXPECT_EQ(WeightType::parse("f16").str(), "f16");
+  for (const char* name : {"f16", "bf16", "f32", "mxfp4", "mxfp8"}) EXPECT_EQ(WeightType::parse(name).str(), name);
   EXPECT_EQ(WeightType::parse("affine:4").bytes(128, 64), 128u * 32 + 128 * 4);
+  EXPECT_EQ(WeightType::parse("mxfp4").bytes(128, 64), 128u * 32 + 128 * 2);
+  EXPECT_EQ(WeightType::parse("f32").bytes(128, 64), 128u * 64 * 4);
   for (const char* bad : {"", "int4", "affine", "affine:7", "affine:4,group=48", "turboquant:4", "f64", "full"})
     EXPECT_THAT(error_of([&] { WeightType::parse(bad); }), HasSubstr("affine")) << bad;
 }
@@ -107,7 +109,8 @@ TEST_P(RandomModels, PackAsTheyAreMade) {
 
 INSTANTIATE_TEST_SUITE_P(All, RandomModels,
                          ::testing::Combine(::testing::Values("llama", "mistral", "qwen2", "qwen3"),
-                                            ::testing::Values("affine:4,group=32", "affine:3", "affine:8", "bf16", "f16")),
+                                            ::testing::Values("affine:4,group=32", "affine:3", "affine:8", "mxfp4", "mxfp8", "bf16", "f16",
+                                                              "f32")),
                          [](const auto& info) {
                            std::string name = std::string(std::get<0>(info.param)) + "_" + std::get<1>(info.param);
                            for (char& c : name)
@@ -116,9 +119,10 @@ INSTANTIATE_TEST_SUITE_P(All, RandomModels,
                          });
 
 TEST(RandomLinear, HasVarianceOneOverItsWidth) {
-  for (const char* type : {"affine:2,group=32", "affine:4", "affine:8,group=128", "bf16"}) {
+  for (const char* type : {"affine:2,group=32", "affine:4", "affine:8,group=128", "mxfp4", "mxfp8", "bf16"}) {
     const ops::LinearWeight w = random_linear(512, 256, WeightType::parse(type), 1);
-    const mx::array dense = w.bits ? mx::dequantize(w.weight, *w.scales, w.biases, w.group, w.bits) : w.weight;
+    const mx::array dense =
+        w.bits ? mx::dequantize(w.weight, *w.scales, w.biases, w.group, w.bits, std::string(name_of(w.coding))) : w.weight;
     const mx::array x = mx::astype(dense, mx::float32);
     EXPECT_NEAR(mx::mean(x).item<float>() * 16, 0, 0.02) << type;
     EXPECT_NEAR(mx::var(x).item<float>() * 256, 1, 0.06) << type;
@@ -126,6 +130,7 @@ TEST(RandomLinear, HasVarianceOneOverItsWidth) {
 }
 
 TEST(RandomLinear, GroupsMustDivideRows) {
+  EXPECT_THAT(error_of([] { random_linear(8, 48, WeightType::parse("mxfp4"), 1); }), HasSubstr("do not divide rows of 48"));
   EXPECT_THAT(error_of([] { random_linear(8, 576, WeightType::parse("affine:4,group=128"), 1); }), HasSubstr("do not divide rows of 576"));
 }
 

@@ -14,8 +14,8 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 DEMO_TEXT = ROOT / "docs" / "demo" / "lighthouse.txt"
 PROMPT = "What is the capital of France?"
 GROUPS = ["bench", "codec"]
-COMMANDS = ["generate", "chat", "eval", "bench decode", "bench model", "bench attention", "codec list", "codec roundtrip", "logits"]
-COMMANDS += ["tokenize", "detokenize", "inspect"]
+COMMANDS = ["generate", "chat", "eval", "bench decode", "bench model", "bench attention", "bench linear", "codec list", "codec roundtrip"]
+COMMANDS += ["logits", "tokenize", "detokenize", "inspect"]
 
 
 @pytest.fixture(scope="module")
@@ -80,7 +80,7 @@ def test_no_command_lists_the_commands(tersor):
         (["bench", "decod"], ["did you mean decode?"]),
         (["bench", "model"], ["--shape is required"]),
         (["bench", "model", "--shape", "llama-9"], ["llama-9", "smollm2-135m", "llama-3.1-8b", "qwen3-8b"]),
-        (["bench", "model", "--shape", "smollm2-135m", "--weights", "int4"], ["int4", "affine:4"]),
+        (["bench", "model", "--shape", "smollm2-135m", "--weights", "int4"], ["int4", "affine:BITS"]),
         (["bench", "model", "--shape", "smollm2-135m", "--weights", "affine:7"], ["affine:7"]),
         (["bench", "model", "--shape", "smollm2-135m", "--weights", "affine:4,group=128"], ["do not divide rows of 576"]),
         (["bench", "model", "--shape", "smollm2-135m", "--kv", "turboqant:4"], ["turboqant"]),
@@ -88,6 +88,13 @@ def test_no_command_lists_the_commands(tersor):
         (["bench", "model", "--shape", "smollm2-135m", "--depth", "-1"], ["--depth", "whole number from 0"]),
         (["bench", "model", "--shape", "smollm2-135m", "--depth", "9999999"], ["smollm2-135m", "caches of", "nine tenths"]),
         (["bench", "model", "--shape", "smollm2-135m", "--prefill", "0"], ["--prefill", "whole number from 1"]),
+        (["bench", "model", "--shape", "llama-3.2-1b", "--weights", "mxfp6"], ["mxfp6", "mxfp4", "mxfp8", "f32"]),
+        (["bench", "linear", "--weights", "int4"], ["int4", "affine:BITS", "mxfp4"]),
+        (["bench", "linear", "--shape", "64x48", "--weights", "mxfp8"], ["do not divide rows of 48"]),
+        (["bench", "linear", "--shape", "llama-9"], ["llama-9", "unknown", "4096x4096"]),
+        (["bench", "linear", "--shape", "0x64"], ["0x64", "above 0"]),
+        (["bench", "linear", "--shape", "123456789x64"], ["123456789x64", "too large", "2^30"]),
+        (["bench", "linear", "--shape", "64x99999999999999999999"], ["too large"]),
         (["codec", "list", "extra"], ["unexpected argument", "extra"]),
         (["codec", "roundtrip", "--kv", "turboqant:4", "--in", "x", "--out", "y.npy"], ["turboqant"]),
         (["codec", "roundtrip", "--kv", "full", "--in", "nowhere.npy", "--out", "y.npy"], ["nowhere.npy"]),
@@ -148,6 +155,7 @@ def test_bad_prompts(refused, smollm2, tmp_path):
     assert "no prompt" in refused(*model)
     assert "empty" in refused(*model, "--prompt", "")
     assert "empty" in refused(*model, "--prompt", "-", stdin="\n")
+    assert "empty" in refused(*model, "--prompt", "", "--raw")
     assert "/nowhere/p.txt" in refused(*model, "--prompt-file", "/nowhere/p.txt")
     bad = tmp_path / "bad.txt"
     bad.write_bytes(b"abc\xffdef")
@@ -187,7 +195,9 @@ def test_endless_input_is_an_error(refused, smollm2):
 
 def test_environment_is_explained(tersor):
     text = tersor("--help").stdout
-    assert "TERSOR_THREADS" in text and "TERSOR_SIMD" in text
+    assert "TERSOR_THREADS" in text and "TERSOR_SIMD" in text and "AVX3_DL (AVX-512 with VNNI and VBMI)" in text and "cgroup quota" in text
+    text = " ".join(tersor("generate", "--help").stdout.split())
+    assert "f16 unless given" in text and "affinity and cgroup quota" in text
     assert "TERSOR" not in tersor("bench", "--help").stdout
 
 
@@ -280,6 +290,29 @@ def test_prompt_cache_goes_on(json_of, refused, smollm2, tmp_path):
     assert "broken.safetensors" in refused("generate", "--model", smollm2, *GREEDY, "--prompt-cache-in", broken)
 
 
+@pytest.mark.parametrize("kv", ["recommended", "full", "affine:8"])
+def test_an_empty_prompt_goes_on(tersor, json_of, refused, smollm2, tmp_path, kv):
+    file = tmp_path / "half.safetensors"
+    model = ["generate", "--model", smollm2, "--raw", "--ignore-end"]
+    whole = json_of(*model, "--prompt", "The sea", "--kv", kv, "--max-tokens", 16)
+    half = json_of(*model, "--prompt", "The sea", "--kv", kv, "--max-tokens", 8, "--prompt-cache-out", file)
+    rest = json_of(*model, "--prompt", "", "--max-tokens", 8, "--prompt-cache-in", file)
+    assert half["tokens"] + rest["tokens"] == whole["tokens"] and rest["kv"]["tokens"] == whole["kv"]["tokens"]
+    line = refused("generate", "--model", smollm2, "--prompt", "", "--prompt-cache-in", file)
+    assert "the prompt is empty" in line and "--raw" in line
+    tersor("chat", "--model", smollm2, stdin=f"/save {file}\n")
+    assert "half.safetensors: does not say what its last token is" in refused(*model, "--prompt", "", "--prompt-cache-in", file)
+
+
+def test_groups_larger_than_a_head_are_reported(tersor, json_of, smollm2):
+    setting = ["generate", "--model", smollm2, *GREEDY, "--kv", "affine:4,group=128"]
+    kinds = {(layer["keys_requested"], layer["keys"], layer["values"]) for layer in json_of(*setting)["layers"]}
+    assert kinds == {("affine:4,group=128", "affine:4", "affine:4")}
+    words = "30 layers keep affine:4: groups of 128 are cut to the head size of 64 (4.5 bits a number)"
+    assert words in tersor(*setting).stderr
+    assert words in tersor("eval", "--model", smollm2, "--text", DEMO_TEXT, "--tokens", 16, "--kv", "affine:4,group=128").stdout
+
+
 def test_chat_in_a_pipe(tersor, smollm2, tmp_path):
     file = tmp_path / "chat.safetensors"
     lines = f"My name is Ada.\n/save {file}\nWhat is my name?\n/reset\n/load {file}\nWhat is my name?\n/quit\nnever seen\n"
@@ -350,12 +383,21 @@ def test_bench_model(json_of, tersor):
     assert "random weights of affine:4,group=64" in text and "kernels: linear affine:4,group=64,int16" in text
 
 
-@pytest.mark.parametrize("weights", ["affine:8,group=32", "bf16"])
+@pytest.mark.parametrize("weights", ["affine:8,group=32", "mxfp4", "mxfp8", "bf16", "f32"])
 def test_bench_model_weights(json_of, weights):
     setting = ["--shape", "smollm2-135m", "--weights", weights, "--depth", 8, "--kv", "affine:8,window=4", "--steps", 2, "--repeat", 1]
     result = json_of("bench", "model", *setting, "--fill", "prefill", "--precision", "exact")
     assert result["weights"] == weights and result["precision_class"] == "same weights"
     assert result["results"][0]["filled"] == "prefill" and result["results"][0]["prefill_tok_s"] > 0
+
+
+def test_bench_linear(json_of):
+    weights = ["affine:4", "mxfp4", "mxfp8", "f16", "bf16", "f32"]
+    result = json_of("bench", "linear", "--shape", "64x64", "--weights", *weights, "--rows", 1, "--repeat", 1)
+    assert not result["interrupted"]
+    kinds = [("affine:4,group=64", "int16"), ("affine:4,group=64", "exact"), ("mxfp4", "int16"), ("mxfp4", "exact")]
+    assert [(row["weights"], row["precision"]) for row in result["results"]] == kinds + [(name, "exact") for name in weights[2:]]
+    assert [row["weight_bytes"] for row in result["results"][::2]][:2] == [64 * 36, 64 * 34]
 
 
 def test_bench_model_refuses_what_does_not_fit(refused):
@@ -534,14 +576,71 @@ def test_too_little_memory_is_an_error(binary, smollm2, mebibytes):
     assert done.returncode == 2 and done.stdout == "" and done.stderr.startswith("tersor: ") and len(done.stderr.splitlines()) == 1, done
 
 
-def test_interrupt_ends_with_130(binary, smollm2):
-    command = [binary, "generate", "--model", smollm2, "--prompt", PROMPT, "--ignore-end", "--max-tokens", "4000"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
-        process.stdout.read(1)
-        process.send_signal(signal.SIGINT)
+SIGNALS = [(signal.SIGINT, 130), (signal.SIGTERM, 143)]
+
+
+def interrupted(command, number, wait, stdin=b""):
+    """Sends the signal after the first output (wait None) or after so many seconds: (status, standard output, last note)."""
+    command = [str(word) for word in command]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        process.stdin.write(stdin)
+        process.stdin.flush()
+        first = b""
+        if wait is None:
+            first = process.stdout.read(1)
+        else:
+            time.sleep(wait)
+        process.send_signal(number)
         begin = time.monotonic()
-        process.communicate(timeout=30)
-        assert process.returncode == 130 and time.monotonic() - begin < 5
+        out, notes = process.communicate(timeout=60)
+        assert time.monotonic() - begin < 20
+        return process.returncode, (first + out).decode(), notes.decode().splitlines()[-1]
+
+
+@pytest.mark.parametrize("number, status", SIGNALS)
+def test_an_interrupt_keeps_what_was_made(binary, smollm2, number, status):
+    endless = ["--ignore-end", "--max-tokens", 8000]
+    code, text, line = interrupted([binary, "generate", "-m", smollm2, "-p", PROMPT, *endless], number, None)
+    assert code == status and text.strip() and text.endswith("\n")
+    assert line.startswith("interrupted after ") and line.endswith((" token", " tokens"))
+    code, text, line = interrupted([binary, "generate", "-m", smollm2, "-p", PROMPT, *endless, "--json"], number, 3)
+    result = json.loads(text)
+    assert code == status and result["interrupted"] and result["stop_reason"] == "interrupted"
+    assert line.split()[:3] == ["interrupted", "after", str(result["generated_tokens"])]
+    code, text, line = interrupted([binary, "chat", "-m", smollm2, *endless], number, None, b"Tell me all.\n/quit\n")
+    assert code == status and text.strip() and line.startswith("interrupted after ")
+
+
+@pytest.mark.parametrize("number, status", SIGNALS)
+def test_an_interrupted_measurement_prints_its_results(binary, smollm2, tmp_path, number, status):
+    text = tmp_path / "long.txt"
+    text.write_text("word " * 7000, encoding="utf-8")
+    code, out, line = interrupted([binary, "eval", "-m", smollm2, "--text", text, "--chunk", 16, "--json"], number, 3)
+    result = json.loads(out)
+    assert code == status and result["interrupted"] and 0 < result["kv"]["tokens"] < 7000
+    assert line == f"interrupted after {result['kv']['tokens']} tokens"
+    decode = ["--depth", "8", "--steps", "2", "--repeat", "1000"]
+    benchmarks = [["decode", "-m", smollm2, *decode], ["model", "--shape", "smollm2-135m", *decode]]
+    benchmarks += [["attention", "--depth", "4096", "--repeat", "100000"], ["linear", "--rows", "64", "--repeat", "1000"]]
+    for benchmark in benchmarks:
+        code, out, line = interrupted([binary, "bench", *benchmark, "--json"], number, 3)
+        result = json.loads(out)
+        assert code == status and result["interrupted"], benchmark
+        assert line == f"interrupted after {sum(len(row['samples']) for row in result['results'])} samples"
+
+
+def test_a_second_signal_ends_at_once(binary, smollm2, tmp_path):
+    text = tmp_path / "long.txt"
+    text.write_text("word " * 8000, encoding="utf-8")
+    command = [binary, "generate", "-m", smollm2, "-f", text, "--raw", "--chunk", "8192"]  # one chunk of many seconds
+    with subprocess.Popen([str(word) for word in command], stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        time.sleep(3)
+        process.send_signal(signal.SIGINT)
+        time.sleep(0.2)
+        assert process.poll() is None
+        process.send_signal(signal.SIGTERM)
+        out, notes = process.communicate(timeout=2)
+        assert (process.returncode, out, notes) == (143, b"", b"")
 
 
 def cut_short(binary, smollm2, file, tokens, end):
@@ -564,4 +663,5 @@ def test_an_interrupted_reply_is_saved(binary, smollm2, json_of, tmp_path):
     file = tmp_path / "cache.safetensors"
     assert cut_short(binary, smollm2, file, "4000", lambda process: process.send_signal(signal.SIGINT)) == 130
     json_of("generate", "--model", smollm2, "--prompt", "Go on.", "--max-tokens", 2, "--prompt-cache-in", file)
+    json_of("generate", "--model", smollm2, "--prompt", "", "--raw", "--max-tokens", 2, "--prompt-cache-in", file)
     assert list(tmp_path.iterdir()) == [file]

@@ -9,6 +9,7 @@ import gguf
 import mlx.core as mx
 import numpy as np
 import pytest
+from tiny_models import config_of, write_model
 
 HIDDEN, HEADS, KV_HEADS, FEED, LAYERS = 64, 4, 2, 96, 2
 TYPES = gguf.GGMLQuantizationType
@@ -110,10 +111,10 @@ def tensors_of(architecture, rng, tokens, tied=True, biases=False):
     return {name: rng.normal(size=shape).astype(np.float32) for name, shape in shapes.items()}
 
 
-def write_gguf(path, architecture="llama", types=lambda name: TYPES.F32, drop=(), tokens=48, keys=None, **shape):
+def write_gguf(path, architecture="llama", types=lambda name: TYPES.F32, drop=(), tokens=48, keys=None, layers=LAYERS, extra=None, **shape):
     """Writes a model and returns what the gguf package says its tensors are worth."""
     writer = gguf.GGUFWriter(path, architecture)
-    numbers = {"block_count": LAYERS, "context_length": 128, "embedding_length": HIDDEN, "feed_forward_length": FEED}
+    numbers = {"block_count": layers, "context_length": 128, "embedding_length": HIDDEN, "feed_forward_length": FEED}
     numbers |= {
         "attention.head_count": HEADS,
         "attention.head_count_kv": KV_HEADS,
@@ -136,7 +137,7 @@ def write_gguf(path, architecture="llama", types=lambda name: TYPES.F32, drop=()
     writer.add_token_merges(["a b"])
     writer.add_eos_token_id(0)
     reference = {}
-    for name, values in tensors_of(architecture, np.random.default_rng(5), tokens, **shape).items():
+    for name, values in {**tensors_of(architecture, np.random.default_rng(5), tokens, **shape), **(extra or {})}.items():
         kind = types(name)
         stored = gguf.quants.quantize(values, kind)
         reference[name] = gguf.quants.dequantize(stored, kind)
@@ -252,6 +253,19 @@ def test_split_files_and_other_architectures_are_refused_by_name(driver, refusal
     assert '"gemma3" is not supported' in refusal(path)
     code, text = driver("inspect", path)
     assert code == 0 and "architecture: gemma3" in text and "runs: no: " in text
+
+
+def test_gguf_tensors_without_a_use(driver, refusal, tmp_path):
+    path = tmp_path / "m.gguf"
+    zeros = lambda *shape: np.zeros(shape, np.float32)
+    write_gguf(path, layers=1)
+    assert "blk.1.attn_q.weight belongs to layer 1, but llama.block_count is 1" in refusal(path)
+    for name in ["blk.0.attn_norm.bias", "blk.0.attn_sub_norm.weight", "blk.0.ffn_gate_shexp.weight", "token_types.weight"]:
+        write_gguf(path, extra={name: zeros(HIDDEN)})
+        assert f"{name} is not part of the llama architecture" in refusal(path)
+    write_gguf(path, extra={"blk.0.attn_rot_embd.weight": zeros(8), "rope_freqs.weight": 1 + zeros(HIDDEN // HEADS // 2)})
+    code, text = driver("inspect", path)
+    assert code == 0 and "not used: 1 tensor that changes nothing: blk.0.attn_rot_embd.weight\n" in text
 
 
 # Folders
@@ -475,6 +489,9 @@ def test_configuration_keys(facts, tmp_path):
         (dict(quantization=dict(bits=4, group_size=48)), '"quantization.group_size" is 48'),
         (dict(quantization_config=dict(quant_method="gptq", bits=4, group_size=128)), '"gptq"'),
         (dict(architectures=["LlamaForSequenceClassification"]), "LlamaForSequenceClassification"),
+        (dict(hidden_act=None), '"hidden_act" is null'),
+        (dict(quantization=dict(bits=4, group_size=32), quantization_config=dict(bits=8, group_size=32)), "disagree"),
+        (dict(quantization=dict(bits=4, group_size=32), quantization_config=dict(quant_method="gptq", bits=4)), "disagree"),
         (dict(tie_word_embeddings=False), "lm_head.weight [48, 64] is missing"),
         (dict(attention_bias=True), "q_proj.bias [64] is missing"),
         (dict(intermediate_size=32), "has shape [96, 64], but the configuration needs [32, 64]"),
@@ -511,6 +528,36 @@ def test_quantised_tensors_must_agree_with_the_configuration(refusal, tmp_path):
     assert "q_proj.bias is not part" in refusal(
         write_folder(tmp_path / "a", folder_arrays() | {"model.layers.0.self_attn.q_proj.bias": mx.zeros(HIDDEN)})
     )
+
+
+def test_folder_tensors_without_a_use(driver, refusal, tmp_path):
+    arrays, zeros = folder_arrays(), mx.zeros
+    embedding = arrays["model.embed_tokens.weight"]
+    assert "belongs to layer 1, but num_hidden_layers in config.json is 1" in refusal(
+        write_folder(tmp_path / "a", arrays, dict(num_hidden_layers=1))
+    )
+    for name in ["model.layers.0.mlp.shared_expert.weight", "vision_tower.weight", "model.layers.0.mlp.up_proj.biases", "lm_head.bias"]:
+        assert f"tensor {name} is " in refusal(write_folder(tmp_path / "a", arrays | {name: zeros(HIDDEN)}))
+    line = refusal(write_folder(tmp_path / "a", arrays | {"lm_head.weight": embedding + 1}))
+    assert "lm_head.weight is not what the embedding holds" in line and "set tie_word_embeddings to false" in line
+    assert "lm_head.weight is not what" in refusal(write_folder(tmp_path / "a", arrays | {"lm_head.weight": embedding.astype(mx.float16)}))
+    leftovers = {f"model.layers.{i}.self_attn.rotary_emb.inv_freq": zeros(8) for i in range(LAYERS)}
+    leftovers |= {"lm_head.weight": embedding, "model.layers.0.attn.masked_bias": zeros(1)}
+    folder = write_folder(tmp_path / "b", arrays | leftovers)
+    words = "not used: 4 tensors that change nothing: lm_head.weight, model.layers.0.attn.masked_bias, "
+    assert words in driver("inspect", folder)[1] and driver("load", folder)[0] == 0
+    assert "not used" not in driver("inspect", write_folder(tmp_path / "c"))[1]
+
+
+def test_tensors_without_a_use_are_noted(tersor, tmp_path):
+    folder = write_model(tmp_path / "m", config_of("llama", True))
+    command = ["logits", "--model", folder, "--tokens", "1,2", "--out", tmp_path / "l.npy"]
+    assert "not used" not in tersor(*command).stderr
+    name = "model.layers.0.self_attn.rotary_emb.inv_freq"
+    mx.save_safetensors(str(folder / "model.safetensors"), mx.load(str(folder / "model.safetensors")) | {name: mx.zeros(16)})
+    assert f"{folder}: not used: 1 tensor that changes nothing: {name}\n" in tersor(*command).stderr
+    text = " ".join(tersor("inspect", folder).stdout.split())
+    assert f"not used 1 tensor that changes nothing: {name} family llama" in text and "runs yes" in text
 
 
 def header_of(change):
