@@ -160,8 +160,12 @@ class Codec {
   /// The one orthogonal map of turboquant, turboquant-prod and turboquant-rvq, which comes before everything else; null otherwise.
   virtual const class Rotation* rotation() const;
 
-  /// vecinfer: [2^bits][sub]; empty otherwise.
+  /// vecinfer: [2^bits][sub]; empty otherwise. And the same arranged for looking up the nearest.
   virtual std::span<const float> centroids() const;
+  virtual const class Nearest* nearest() const;
+  /// vecinfer keys: each channel is divided by its factor and then goes through the transform; empty and null otherwise.
+  virtual std::span<const float> smoothing() const;
+  virtual const class Rotation* transform() const;
   /// turboquant-prod, qjl: what a piece of signs multiplies the norm of the sketched vector by for its scalar; 0 for other pieces.
   virtual double sketch_factor(int piece) const;
   /// qjl: the channels that have a sketch of their own, and are zero in the other.

@@ -87,7 +87,9 @@ KvSpec KvSpec::parse(std::string_view keys, std::string_view values) {
 }
 
 bool KvSpec::calibrated() const {
-  const auto needs = [](const codec::Spec& spec) { return codec::needs_calibration(spec) || spec.centre == codec::Spec::kCentreCalibrated; };
+  const auto needs = [](const codec::Spec& spec) {
+    return codec::needs_calibration(spec) || spec.centre == codec::Spec::kCentreCalibrated;
+  };
   return needs(keys) || needs(values);
 }
 

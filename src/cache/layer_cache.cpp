@@ -160,8 +160,8 @@ LayerCache::LayerCache(const codec::Spec& keys, const codec::Spec& values, int w
   s.sinks = all_full ? 0 : sinks;
   const std::string variant = keys == values ? keys.str() : keys.str() + "/" + values.str();
   s.append_choice = ops::choose("kv_append", variant, ops::mlx_dtype(full_dtype), shape.key_dim, policy, shape.value_dim);
-  const bool integers = precision == ops::Precision::int16 && (has_integers(keys) || has_integers(values)) &&
-                        mx::default_device() == mx::Device::cpu;
+  const bool integers =
+      precision == ops::Precision::int16 && (has_integers(keys) || has_integers(values)) && mx::default_device() == mx::Device::cpu;
   s.attend_choice =
       ops::choose("kv_attend", variant + (integers ? ",int16" : ""), ops::mlx_dtype(full_dtype), shape.key_dim, policy, shape.value_dim);
   const bool fragments = mx::default_device() == mx::Device::gpu && s.append_choice.fast && s.attend_choice.fast;

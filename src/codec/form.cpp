@@ -63,8 +63,7 @@ Form form_of(const Spec& spec, Role role, int dim, Dtype full_dtype) {
     case Family::turboquant_prod:
       if (spec.bits == 1) return {dim, dim, 1, 1, ScalarForm::norm, {{0, dim, 1}}};
       return {2 * dim, 2 * dim, 1, 2, ScalarForm::norm, {{0, dim, spec.bits - 1, 0, 0}, {dim, dim, 1, dim, 1}}};
-    case Family::turboquant_rvq:
-      return {dim, 2 * dim, 1, 1, ScalarForm::norm, {{0, dim, spec.bits, 0, 0}, {dim, dim, spec.bits2, 0, 0}}};
+    case Family::turboquant_rvq: return {dim, 2 * dim, 1, 1, ScalarForm::norm, {{0, dim, spec.bits, 0, 0}, {dim, dim, spec.bits2, 0, 0}}};
     case Family::qjl: {
       const int rows = spec.sketch_rows, more = qjl_outlier_rows(spec);
       if (more == 0) return {rows, rows, 1, 1, ScalarForm::norm, {{0, rows, 1}}};

@@ -37,6 +37,9 @@ class Nearest {
   /// centroids: [count][dim].
   Nearest(std::span<const float> centroids, int dim);
   int count() const { return count_; }
+  int dim() const { return dim_; }
+  std::span<const float> columns() const { return columns_; }            // [dim][count]
+  std::span<const float> half_squares() const { return half_squares_; }  // |c|^2 / 2 of each
   /// Index of the nearest centroid, the first of equals; `scratch` is count() numbers.
   int of(const float* x, std::span<float> scratch) const;
 

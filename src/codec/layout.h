@@ -77,12 +77,13 @@ struct Layout {
   int scalar_rows = 0;   // turboquant and what is made of it: norms; affine: groups scales, then groups biases; mxfp4, mxfp8: exponents
   int first_scalar = 0;  // of a part, among all scalars
   size_t block_bytes = 0;
-  size_t stride = 0;        // from a block to the next: block_bytes, or with fragments what keys and values take together
-  size_t codes_offset = 0;  // fragments: values come after their scalars
+  size_t stride = 0;                  // from a block to the next: block_bytes, or with fragments what keys and values take together
+  size_t codes_offset = 0;            // fragments: values come after their scalars
   const LevelTable* table = nullptr;  // of parts whose codes have levels
   const float* levels = nullptr;      // and its levels, 2^bits
 
-  /// What the block is made of: itself where there is one part, as large as the vectors. `full` has none. read_parts: those that decoding reads.
+  /// What the block is made of: itself where there is one part, as large as the vectors. `full` has none. read_parts: those that decoding
+  /// reads.
   std::span<const Layout> parts() const {
     return family == Family::full ? std::span<const Layout>() : parts_.empty() ? std::span(this, 1) : std::span(parts_);
   }

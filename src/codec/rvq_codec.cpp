@@ -13,12 +13,8 @@ namespace {
 // A coordinate has two codes, one a stage; decoding reads the first `stages` of them.
 class Rvq final : public Codec {
  public:
-  Rvq(const Spec& spec, Role role, int dim)
-      : Codec(spec, role, dim),
-        rotation_(dim, spec.rounds, spec.seed),
-        tables_{} {
-    const RvqBooks& books =
-        spec.joint ? joint_rvq_books(dim, spec.bits, spec.bits2) : sequential_rvq_books(dim, spec.bits, spec.bits2);
+  Rvq(const Spec& spec, Role role, int dim) : Codec(spec, role, dim), rotation_(dim, spec.rounds, spec.seed), tables_{} {
+    const RvqBooks& books = spec.joint ? joint_rvq_books(dim, spec.bits, spec.bits2) : sequential_rvq_books(dim, spec.bits, spec.bits2);
     tables_[0] = table_on_grid(books.first, spec.bits), tables_[1] = table_on_grid(books.second, spec.bits2);
     order_sums();
   }

@@ -35,13 +35,16 @@ StoredMap::StoredMap(std::span<const std::shared_ptr<const Codec>> codecs, const
   const std::vector<int> places = padded_places(layout);
   for (size_t h = 0; h < heads; ++h) {
     float* const to = matrices.data() + h * static_cast<size_t>(in) * width;
-    const auto number = [&](int place, int d) -> float& { return keys ? to[static_cast<size_t>(d) * width + static_cast<size_t>(place)]
-                                                                      : to[static_cast<size_t>(place) * width + static_cast<size_t>(d)]; };
+    const auto number = [&](int place, int d) -> float& {
+      return keys ? to[static_cast<size_t>(d) * width + static_cast<size_t>(place)]
+                  : to[static_cast<size_t>(place) * width + static_cast<size_t>(d)];
+    };
     const std::vector<float> dense = keys ? query_matrix(*codecs[h]) : output_matrix(*codecs[h]);
     const size_t numbers = places.size();
     for (size_t s = 0; s < numbers; ++s)
       for (int d = 0; d < dim; ++d)
-        number(places[s], d) = keys ? dense[s * static_cast<size_t>(dim) + static_cast<size_t>(d)] : dense[static_cast<size_t>(d) * numbers + s];
+        number(places[s], d) =
+            keys ? dense[s * static_cast<size_t>(dim) + static_cast<size_t>(d)] : dense[static_cast<size_t>(d) * numbers + s];
     for (int d = 0; d < dim; ++d) number(full_begin + d, d) = 1;
   }
 }

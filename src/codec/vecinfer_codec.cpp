@@ -20,6 +20,11 @@ class VecInfer final : public Codec {
         nearest_(centroids_, spec.sub) {}
 
   std::span<const float> centroids() const override { return centroids_; }
+  const Nearest* nearest() const override { return &nearest_; }
+  std::span<const float> smoothing() const override {
+    return role() == Role::keys ? std::span<const float>(smoothing_) : std::span<const float>();
+  }
+  const Rotation* transform() const override { return role() == Role::keys ? &rotation_ : nullptr; }
 
   void encode(std::span<const float> x, std::span<Code> codes, std::span<float>) const override {
     std::vector<double> y = cleaned(x);

@@ -175,8 +175,7 @@ mx::array finish(const Call& call, const Running& running, const KvFormat& forma
     out = mx::matmul(mx::reshape(out, rows, s), composed::map_matrix(*format.basis->value_map, call.kv_heads), s);
   }
   out = mx::reshape(out, {call.batch, heads, call.rows, dim}, s);
-  if (format.basis->value_rotation)
-    out = mx::matmul(out, mx::transpose(composed::rotation_matrix(*format.basis->value_rotation), s), s);
+  if (format.basis->value_rotation) out = mx::matmul(out, mx::transpose(composed::rotation_matrix(*format.basis->value_rotation), s), s);
   if (call.shape.tokens_major) out = mx::swapaxes(out, 1, 2, s);
   return mx::astype(mx::reshape(out, call.shape.with_dim(dim), s), dtype, s);
 }

@@ -147,7 +147,8 @@ std::pair<mx::array, mx::array> nearest_sums(const codec::LevelTable& first, con
   }
   const mx::array place = above(y, borders, s);
   const int count = static_cast<int>(sums.size());
-  return {mx::take(mx::array(firsts.data(), {count}, mx::uint8), place, s), mx::take(mx::array(seconds.data(), {count}, mx::uint8), place, s)};
+  return {mx::take(mx::array(firsts.data(), {count}, mx::uint8), place, s),
+          mx::take(mx::array(seconds.data(), {count}, mx::uint8), place, s)};
 }
 
 CodeBlocks encode_rvq(const codec::Layout& layout, const mx::array& y, mx::StreamOrDevice s) {
@@ -189,7 +190,8 @@ CodeBlocks encode_indices(const codec::Layout& layout, const KvBasis::Codecs& co
   const mx::array vectors = mx::reshape(y, {y.shape(0), y.shape(1), y.shape(2) * layout.codes, sub}, s);
   const mx::array likeness = mx::subtract(mx::matmul(vectors, mx::swapaxes(books, 1, 2, s), s), half, s);
   const mx::array codes = mx::reshape(mx::argmax(likeness, 3, false, s), {y.shape(0), y.shape(1), y.shape(2), layout.codes}, s);
-  return {{mx::astype(codes, layout.bits > 8 ? mx::uint16 : mx::uint8, s)}, mx::zeros({y.shape(0), y.shape(1), y.shape(2), 0}, mx::uint16, s)};
+  return {{mx::astype(codes, layout.bits > 8 ? mx::uint16 : mx::uint8, s)},
+          mx::zeros({y.shape(0), y.shape(1), y.shape(2), 0}, mx::uint16, s)};
 }
 
 // The rule of codec/affine.h for all groups [B, H, L, groups] at once: scales and biases, not yet rounded.

@@ -7,7 +7,8 @@ using codec::Family;
 
 void check_kernels(const codec::Codec& codec) {
   if (codec.block_tokens() > 1)
-    throw Error("codec " + codec.spec().str() + " cannot hold a cache yet: its groups are several tokens, which a cache does not wait for; use axis=token");
+    throw Error("codec " + codec.spec().str() +
+                " cannot hold a cache yet: its groups are several tokens, which a cache does not wait for; use axis=token");
 }
 
 const codec::Rotation* plain_rotation(const codec::Codec& codec) { return codec::StoredMap::needed(codec) ? nullptr : codec.rotation(); }

@@ -185,7 +185,8 @@ TEST(EveryCodec, PartsAddUpToTheStoredVector) {
       Vector sum(whole.size(), 0.0f);
       for (const Layout& part : layout.read_parts()) {
         const int begin = codec.form().pieces[&part - layout.parts().data()].stored_begin;
-        for (int i = 0; i < part.dim; ++i) sum[begin + i] += part.table->levels[e.codes[part.first_code + i]] * e.scalars[part.first_scalar];
+        for (int i = 0; i < part.dim; ++i)
+          sum[begin + i] += part.table->levels[e.codes[part.first_code + i]] * e.scalars[part.first_scalar];
       }
       for (size_t i = 0; i < whole.size(); ++i) EXPECT_NEAR(sum[i], whole[i], 1e-6 * (1 + std::abs(whole[i])));
     });

@@ -160,7 +160,8 @@ inline void Scores(const KvAttend& p, const codec::Layout& layout, const TileVie
 // `weights` if that is another place.
 inline void WeighTile(const KvAttend& p, const codec::Layout& layout, const TileView& tile, const KvScratch& s, const KvScratchSizes& n,
                       float* weights) {
-  const TileFacts facts = DecodeTile(layout, tile.values, tile.tokens, centroids(layout, p.value_codecs, tile.kv_head), s.scalars, s.values);
+  const TileFacts facts =
+      DecodeTile(layout, tile.values, tile.tokens, centroids(layout, p.value_codecs, tile.kv_head), s.scalars, s.values);
   if (weights != s.scores) std::copy_n(s.scores, tile.rows * kTile, weights);
   if (facts.norms)
     for (size_t r = 0; r < tile.rows; ++r) MultiplyRow(weights + r * kTile, facts.norms);
@@ -242,8 +243,7 @@ inline void Finish(const KvAttend& p, const KvItem& item, const KvScratch& s, co
   for (int64_t r = 0; r < rows; ++r) {
     const int64_t at = item.batch * p.out_batch_stride + (item.kv_head * group + r % group) * p.out_head_stride +
                        (item.row_begin + r / group) * p.out_token_stride;
-    FromFloat(p.queries.type, final_row(r), static_cast<char*>(p.out) + at * static_cast<int64_t>(size_of(p.queries.type)),
-              p.value_dim);
+    FromFloat(p.queries.type, final_row(r), static_cast<char*>(p.out) + at * static_cast<int64_t>(size_of(p.queries.type)), p.value_dim);
   }
 }
 
@@ -251,7 +251,8 @@ inline void Finish(const KvAttend& p, const KvItem& item, const KvScratch& s, co
 inline void Begin(const KvAttend& p, const KvItem& item, const KvScratch& s, const KvScratchSizes& n) {
   const size_t rows = item.row_count * (p.heads / p.kv_heads);
   LoadQueries(p, item, s, n.key_dim);
-  const auto compressed = std::find_if(p.segments, p.segments + p.segment_count, [&](const KvSegment& x) { return takes_integers(p, *x.keys, rows); });
+  const auto compressed =
+      std::find_if(p.segments, p.segments + p.segment_count, [&](const KvSegment& x) { return takes_integers(p, *x.keys, rows); });
   if (compressed != p.segments + p.segment_count) {  // all compressed segments have one layout
     const codec::Layout& keys = *compressed->keys;
     for (size_t i = 0; i < keys.read_parts().size(); ++i) {

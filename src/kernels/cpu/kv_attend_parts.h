@@ -18,16 +18,18 @@ struct IntegerRows {
 
 /// Whether codes are multiplied as integers, in every part: those of levels and affine ones.
 inline bool has_integers(const codec::Layout& layout) {
-  return layout.family != codec::Family::full &&
-         std::all_of(layout.parts().begin(), layout.parts().end(),
-                     [](const codec::Layout& part) { return part.has_norms() || part.family == codec::Family::affine; });
+  return layout.family != codec::Family::full && std::all_of(layout.parts().begin(), layout.parts().end(), [](const codec::Layout& part) {
+           return part.has_norms() || part.family == codec::Family::affine;
+         });
 }
 /// Rows of 64 floats that a part's scalars become.
 inline size_t decoded_scalar_rows(const codec::Layout& part) { return static_cast<size_t>(std::max(1, part.scalar_rows)); }
 
 /// What the codes of a compressed layout stand for in dot products: bytes, or 16-bit integers (10-bit levels).
 enum class CodeNumbers { bytes, pairs };
-inline CodeNumbers numbers_of(const codec::Layout& part) { return part.has_norms() && part.bits > 4 ? CodeNumbers::pairs : CodeNumbers::bytes; }
+inline CodeNumbers numbers_of(const codec::Layout& part) {
+  return part.has_norms() && part.bits > 4 ? CodeNumbers::pairs : CodeNumbers::bytes;
+}
 
 }  // namespace tersor::kernels
 

@@ -14,6 +14,7 @@
 #include "codec/scalar.h"
 #include "hwy/highway.h"
 #include "kernels/cpu/float_convert-inl.h"
+#include "kernels/cpu/kv_indices-inl.h"
 #include "kernels/cpu/kv_levels-inl.h"
 #include "kernels/cpu/kv_rotate-inl.h"
 
@@ -245,9 +246,45 @@ void StoreFull(const codec::Layout& layout, const EncodeBatch& batch, const floa
   }
 }
 
+// The indices of a batch, whose vectors are of one head.
+inline void EncodeIndices(const KvEncode& p, const EncodeBatch& batch, float* x) {
+  constexpr size_t kFewIndices = 6;  // vectors that are quicker one by one
+  const codec::Layout& layout = *p.layout;
+  const codec::Codec& codec = p.codecs ? *p.codecs[batch.head[0]] : *layout.codec;
+  const codec::Nearest& book = *codec.nearest();
+  const auto sub = static_cast<size_t>(book.dim());
+  if (const auto smoothing = codec.smoothing(); !smoothing.empty()) {
+    const F d;
+    for (int i = 0; i < layout.dim; ++i)
+      for (size_t lane = 0; lane < kBatch; lane += hn::Lanes(d)) {
+        float* const at = x + static_cast<size_t>(i) * kBatch + lane;
+        hn::Store(hn::Div(hn::Load(d, at), hn::Set(d, smoothing[i])), d, at);
+      }
+    RotateBatch(x, *codec.transform());
+  }
+  HWY_ALIGN uint16_t codes[kBatch];
+  for (int j = 0; j < layout.codes; ++j) {
+    const float* const from = x + static_cast<size_t>(j) * sub * kBatch;
+    if (batch.count > kFewIndices) {
+      indices::NearestOfBatch(book, codec.centroids().data(), from, codes);
+    } else {
+      for (size_t v = 0; v < batch.count; ++v) codes[v] = indices::NearestOfOne(book, from + v, kBatch);
+    }
+    for (int i = 0; i < layout.plane_count; ++i) {
+      const codec::Plane& plane = layout.planes[i];
+      const int mask = (1 << plane.bits) - 1;
+      for (size_t v = 0; v < batch.count; ++v) {
+        const codec::BitPlace at = codec::index_place(plane.bits, batch.token[v], j);
+        uint8_t& byte = batch.block[v][plane.offset + at.byte];
+        byte = static_cast<uint8_t>((byte & ~(mask << at.shift)) | (codes[v] >> plane.shift & mask) << at.shift);
+      }
+    }
+  }
+}
+
 // Families whose encoding is worth vectors of its own; others go through their codec's reference.
 inline bool has_kernel(const codec::Layout& layout) {
-  return layout.family == codec::Family::full || layout.family == codec::Family::turboquant ||
+  return layout.family == codec::Family::full || layout.family == codec::Family::turboquant || layout.indexed() ||
          (layout.family == codec::Family::affine && layout.codec->spec().rule != codec::GroupRule::minmax);
 }
 
@@ -270,9 +307,10 @@ inline void EncodeOne(const KvEncode& p, const EncodeBatch& batch) {
   if (!has_kernel(layout)) return EncodePlainly(p, batch);
   HWY_ALIGN float x[kMaxDim * kBatch];
   HWY_ALIGN uint8_t codes[kMaxDim * kBatch];
-  if (batch.count <= kFew) Prefetch(layout, batch);
+  if (batch.count <= kFew && !layout.indexed()) Prefetch(layout, batch);
   Gather(p, batch, x);
   if (p.sanitise) Sanitise(x, layout.dim);
+  if (layout.indexed()) return EncodeIndices(p, batch, x);
   if (p.rotation) RotateBatch(x, *p.rotation);
   switch (layout.family) {
     case codec::Family::full:
@@ -339,6 +377,7 @@ void kv_encode_task(const KvEncode& p, size_t task) {
                         static_cast<size_t>(block) * p.layout->block_bytes;
     const int64_t low = std::max(p.first, block * units.block_tokens),
                   high = std::min(p.first + p.tokens, (block + 1) * units.block_tokens);
+    if (p.codecs && batch.count && batch.head[0] != head) flush();  // a batch has one codebook
     for (int64_t token = low; token < high; ++token) {
       batch.from[batch.count] = p.rows.row(b, head, token - p.first);
       batch.head[batch.count] = head;
