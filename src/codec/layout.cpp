@@ -19,9 +19,6 @@ float decode_scalar(ScalarForm form, uint16_t bits) {
   return form == ScalarForm::norm ? decode_norm(bits) : form == ScalarForm::scale ? decode_scale(bits) : decode_exponent(bits);
 }
 
-// The largest core matrix of a rotation that kernels take.
-constexpr int kMaxCore = 64;
-
 BitPlace place(Role role, int bits, int t, int d) { return role == Role::keys ? key_place(bits, t, d) : value_place(bits, t, d); }
 
 Packing packing_of(const Codec& codec) {
@@ -52,7 +49,8 @@ std::string Layout::kernel_gap(const Codec& codec) {
     case Family::turboquant:
       if (resolved(spec.scalar, codec.role()) != resolved(ScalarRule::automatic, codec.role()))
         return "there are no kernels for this scalar=";
-      if (codec.rotation()->core() > kMaxCore) return "there are no kernels for head size " + std::to_string(codec.dim());
+      if (!Rotation::is_hadamard(codec.dim()))
+        return "kernels rotate by Hadamard matrices, and there is none of order " + std::to_string(codec.dim());
       return "";
     default: return "there are no kernels for it";
   }

@@ -176,8 +176,7 @@ TEST(EveryCodec, KernelsTakeWhatTheyKnowAndRefuseTheRest) {
     }
   }
   EXPECT_EQ(Layout::kernel_gap(*make("turboquant:4,scalar=unbiased", Role::keys, 64)), "");
-  EXPECT_EQ(Layout::kernel_gap(*make("turboquant:4", Role::keys, 100)), "");
-  EXPECT_NE(Layout::kernel_gap(*make("turboquant:4", Role::keys, 127)), "");
+  for (const int dim : {100, 127}) EXPECT_NE(Layout::kernel_gap(*make("turboquant:4", Role::keys, dim)), "") << dim;
 }
 
 void expect_refused(const std::string& name, Role role, int dim, const std::string& reason) {
