@@ -162,7 +162,7 @@ class Codec {
 
   /// vecinfer: [2^bits][sub]; empty otherwise. And the same arranged for looking up the nearest.
   virtual std::span<const float> centroids() const;
-  virtual const class Nearest* nearest() const;
+  virtual const class Nearest* index() const;
   /// vecinfer keys: each channel is divided by its factor and then goes through the transform; empty and null otherwise.
   virtual std::span<const float> smoothing() const;
   virtual const class Rotation* transform() const;

@@ -74,7 +74,12 @@ T merged(const std::optional<T>& keys, const std::optional<T>& values, const cha
 
 }  // namespace
 
-KvSpec KvSpec::parse(std::string_view text) { return parse(text, text); }
+KvSpec KvSpec::parse(std::string_view text) {
+  const Parsed one = parse_one(text);
+  KvSpec spec{one.codec, one.codec, one.window.value_or(0), one.sinks.value_or(0), one.skip.value_or(std::vector<int>())};
+  spec.values.centre = 0;  // softmax sees the mean of values
+  return spec;
+}
 
 KvSpec KvSpec::parse(std::string_view keys, std::string_view values) {
   const Parsed k = parse_one(keys), v = parse_one(values);

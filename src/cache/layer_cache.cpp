@@ -27,7 +27,7 @@ std::shared_ptr<const ops::KvFormat> sized(ops::KvFormat format, const LayerShap
 // Whether kernels multiply the codes as integers.
 bool has_integers(const codec::Spec& spec) {
   using codec::Family;
-  return spec.family != Family::full && spec.family != Family::vecinfer && spec.family != Family::mxfp4 && spec.family != Family::mxfp8;
+  return spec.family != Family::full && spec.family != Family::vecinfer && spec.family != Family::mxfp8;
 }
 
 // The calibrated mean of every head's keys, [B, H, D].

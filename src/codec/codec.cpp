@@ -48,7 +48,7 @@ Codec::~Codec() = default;
 const LevelTable* Codec::table(int) const { return nullptr; }
 const Rotation* Codec::rotation() const { return nullptr; }
 double Codec::sketch_factor(int) const { return 0; }
-const Nearest* Codec::nearest() const { return nullptr; }
+const Nearest* Codec::index() const { return nullptr; }
 std::span<const float> Codec::smoothing() const { return {}; }
 const Rotation* Codec::transform() const { return nullptr; }
 std::span<const int> Codec::outliers() const { return {}; }

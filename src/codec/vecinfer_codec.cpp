@@ -20,7 +20,7 @@ class VecInfer final : public Codec {
         nearest_(centroids_, spec.sub) {}
 
   std::span<const float> centroids() const override { return centroids_; }
-  const Nearest* nearest() const override { return &nearest_; }
+  const Nearest* index() const override { return &nearest_; }
   std::span<const float> smoothing() const override {
     return role() == Role::keys ? std::span<const float>(smoothing_) : std::span<const float>();
   }

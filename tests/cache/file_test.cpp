@@ -59,7 +59,10 @@ const std::vector<std::pair<std::string, std::string>> kSpecs = {{"turboquant:4"
                                                                  {"affine:8,group=32,window=100,sinks=20,skip=0+-1", "affine:3"},
                                                                  {"full", "full"},
                                                                  {"full:fp32", "affine:4,window=10"},
-                                                                 {"turboquant:3,rounds=1,seed=77,sinks=300", "turboquant:2"}};
+                                                                 {"turboquant:3,rounds=1,seed=77,sinks=300", "turboquant:2"},
+                                                                 {"turboquant:4,centre=32,window=16", "turboquant-rvq:2+2"},
+                                                                 {"qjl:128,sinks=4,window=20", "turboquant-prod:3"},
+                                                                 {"mxfp8,centre=8", "mxfp4"}};
 
 TEST_F(File, SavedLoadedAndSavedAgainTwentyTimesGivesTheSameBytes) {
   for (const auto& [keys, values] : kSpecs) {
@@ -194,7 +197,7 @@ TEST_F(File, WrongHeadersAreRefused) {
       {R"("layers":"3")", R"("layers":"4")", "layers.3"},
       {R"("batch":"1")", R"("batch":"2")", "body"},
       {R"("batch":"1")", R"("batch":"0")", "batch"},
-      {R"("key_dim":"64")", R"("key_dim":"100")", "100"},
+      {R"("key_dim":"64")", R"("key_dim":"100")", "layers.0.body"},
       {R"("key_dim":"64")", R"("key_dim":"0")", "head size"},
       {R"("kv_heads":"1")", R"("kv_heads":"65536")", "expected"},
       {R"("kv_heads":"1")", R"("kv_heads":"0")", ""},

@@ -83,9 +83,15 @@ TEST(KvCache, LayersThatDoNotExistAreRefused) {
 }
 
 TEST(KvCache, CodecsThatDoNotFitAreRefusedAtOnce) {
-  EXPECT_THROW(KvCache(KvSpec::parse("turboquant:4"), 3, {1, 2, 100, 100}, Dtype::f16, Policy::automatic), Error);
-  EXPECT_THROW(KvCache(KvSpec::parse("affine:4", "turboquant:4"), 3, {1, 2, 64, 100}, Dtype::f16, Policy::automatic), Error);
-  EXPECT_NO_THROW(KvCache(KvSpec::parse("affine:4"), 3, {1, 2, 100, 100}, Dtype::f16, Policy::automatic));
+  const auto make = [](const char* keys, const char* values, int key_dim, int value_dim) {
+    return KvCache(KvSpec::parse(keys, values), 3, {1, 2, key_dim, value_dim}, Dtype::f16, Policy::automatic);
+  };
+  EXPECT_THROW(make("turboquant:4", "turboquant:4", 2, 64), Error);
+  EXPECT_THROW(make("affine:4", "qjl:64", 64, 64), Error);                          // no values
+  EXPECT_THROW(make("affine:4,axis=channel,group=32", "affine:4", 64, 64), Error);  // groups of several tokens
+  EXPECT_THROW(make("vecinfer:2,sub=4", "vecinfer:2,sub=4", 64, 64), Error);        // no calibration
+  EXPECT_THROW(make("turboquant:4,centre=calibrated", "turboquant:4", 64, 64), Error);
+  EXPECT_NO_THROW(make("affine:4", "turboquant:4", 100, 100));
 }
 
 uint64_t array_bytes(const LayerCache& layer) {

@@ -16,14 +16,16 @@ struct IntegerRows {
   float* steps = nullptr;    // [row]
 };
 
-/// Whether codes are multiplied as integers, in every part: those of levels and affine ones.
+/// Whether codes are multiplied as integers, in every part: those of levels, affine ones and e2m1.
 inline bool has_integers(const codec::Layout& layout) {
   return layout.family != codec::Family::full && std::all_of(layout.parts().begin(), layout.parts().end(), [](const codec::Layout& part) {
-           return part.has_norms() || part.family == codec::Family::affine;
+           return part.has_norms() || part.family == codec::Family::affine || part.family == codec::Family::mxfp4;
          });
 }
 /// Rows of 64 floats that a part's scalars become.
-inline size_t decoded_scalar_rows(const codec::Layout& part) { return static_cast<size_t>(std::max(1, part.scalar_rows)); }
+inline size_t decoded_scalar_rows(const codec::Layout& part) {
+  return static_cast<size_t>(std::max(1, part.family == codec::Family::mxfp4 ? 2 * part.scalar_rows : part.scalar_rows));
+}
 
 /// What the codes of a compressed layout stand for in dot products: bytes, or 16-bit integers (10-bit levels).
 enum class CodeNumbers { bytes, pairs };

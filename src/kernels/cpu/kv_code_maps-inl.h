@@ -25,21 +25,12 @@ struct PlainBytes {
   HWY_INLINE Dots::Operand operator()(VI codes) const { return Dots::operand(codes); }
 };
 
-// Bytes that stand for TurboQuant levels: level = (byte - 127.5) * 2 * grid step.
-template <int kBits>
-struct LevelBytes {
+// Bytes looked up by codes of up to four bits.
+struct ByteTable {
   using Dots = ByteDots;
-  static constexpr int kCodeBits = kBits;
-  static constexpr bool kAffine = false;
   static constexpr bool kClean = !kByteDots;  // the 64-byte permute sees six bits; its table repeats, so the upper ones do not matter
-  static constexpr float kCentre = 127.5f;
 
-  explicit LevelBytes(const codec::Layout& layout) {
-    alignas(16) uint8_t bytes[16];
-    const int16_t* grid = layout.table->grid.data();
-    for (int i = 0; i < 16; ++i) bytes[i] = static_cast<uint8_t>((grid[i % (1 << kBits)] + 255) >> 1);
-    table = hn::BitCast(I(), hn::LoadDup128(hn::Repartition<uint8_t, I>(), bytes));
-  }
+  explicit ByteTable(const uint8_t (&bytes)[16]) : table(hn::BitCast(I(), hn::LoadDup128(hn::Repartition<uint8_t, I>(), bytes))) {}
   HWY_INLINE Dots::Operand operator()(VI codes) const {
 #if HWY_TARGET == HWY_AVX3_DL
     return Dots::operand(VI{_mm512_permutexvar_epi8(codes.raw, table.raw)});
@@ -48,6 +39,36 @@ struct LevelBytes {
 #endif
   }
   VI table;
+};
+
+// Bytes that stand for e2m1 codes: value = (byte - 12) / 2. The scalars of an mxfp4 block are decoded to match (kv_scalars-inl.h).
+struct MicroBytes : ByteTable {
+  static constexpr int kCodeBits = 4;
+  static constexpr bool kAffine = true;
+  static constexpr float kCentre = 12;
+  alignas(16) static constexpr uint8_t kBytes[16] = {12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0};
+  explicit MicroBytes(const codec::Layout&) : ByteTable(kBytes) {}
+};
+
+// Bytes that stand for TurboQuant levels: level = (byte - 127.5) * 2 * grid step.
+template <int kBits>
+struct LevelBytes : ByteTable {
+  static constexpr int kCodeBits = kBits;
+  static constexpr bool kAffine = false;
+  static constexpr float kCentre = 127.5f;
+
+  explicit LevelBytes(const codec::Layout& layout) : ByteTable(bytes_of(layout).bytes) {}
+
+ private:
+  struct Bytes {
+    alignas(16) uint8_t bytes[16];
+  };
+  static Bytes bytes_of(const codec::Layout& layout) {
+    Bytes b;
+    const int16_t* grid = layout.table->grid.data();
+    for (int i = 0; i < 16; ++i) b.bytes[i] = static_cast<uint8_t>((grid[i % (1 << kBits)] + 255) >> 1);
+    return b;
+  }
 };
 
 // 16-bit integers that stand for TurboQuant levels of 10 bits: level = (integer + 0.5) * 2 * grid step, half the odd number on the

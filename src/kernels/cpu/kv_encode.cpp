@@ -251,7 +251,7 @@ inline void EncodeIndices(const KvEncode& p, const EncodeBatch& batch, float* x)
   constexpr size_t kFewIndices = 6;  // vectors that are quicker one by one
   const codec::Layout& layout = *p.layout;
   const codec::Codec& codec = p.codecs ? *p.codecs[batch.head[0]] : *layout.codec;
-  const codec::Nearest& book = *codec.nearest();
+  const codec::Nearest& book = *codec.index();
   const auto sub = static_cast<size_t>(book.dim());
   if (const auto smoothing = codec.smoothing(); !smoothing.empty()) {
     const F d;

@@ -15,16 +15,21 @@
 HWY_BEFORE_NAMESPACE();
 namespace tersor::kernels::HWY_NAMESPACE {
 
-/// Scalars of one part: [scalar rows][64].
+/// Scalars of one part: [decoded_scalar_rows][64]. mxfp4: half of every scale, then what belongs to codes that count from 12 halves below
+/// zero (kv_code_maps-inl.h).
 inline void DecodeScalars(const codec::Layout& layout, const uint8_t* block, float* scalars) {
   namespace hn = hwy::HWY_NAMESPACE;
   using levels::F;
   if (layout.scalar_bytes() == 1) {  // exponents; 2^-127 is the one number that is not normal
     const hn::Rebind<uint8_t, F> bytes;
     const hn::RebindToSigned<F> wide;
-    for (int i = 0; i < layout.scalar_rows * codec::kTileTokens; i += static_cast<int>(hn::Lanes(F()))) {
+    const int count = layout.scalar_rows * codec::kTileTokens;
+    const bool halves = layout.family == codec::Family::mxfp4;
+    for (int i = 0; i < count; i += static_cast<int>(hn::Lanes(F()))) {
       const auto exponent = hn::PromoteTo(wide, hn::LoadU(bytes, block + layout.scalars_offset + i));
-      hn::StoreU(hn::BitCast(F(), hn::Max(hn::ShiftLeft<23>(exponent), hn::Set(wide, 0x00400000))), F(), scalars + i);
+      const auto scale = hn::BitCast(F(), hn::Max(hn::ShiftLeft<23>(exponent), hn::Set(wide, 0x00400000)));
+      hn::StoreU(halves ? hn::Mul(scale, hn::Set(F(), 0.5f)) : scale, F(), scalars + i);
+      if (halves) hn::StoreU(hn::Mul(scale, hn::Set(F(), -6.0f)), F(), scalars + count + i);
     }
     return;
   }

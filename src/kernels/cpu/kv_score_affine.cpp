@@ -1,4 +1,4 @@
-// Scores from affine codes.
+// Scores from affine codes and e2m1.
 #include "kernels/cpu/kv_attend_parts.h"
 
 #undef HWY_TARGET_INCLUDE
@@ -17,6 +17,7 @@ void ScoreAffine(const codec::Layout& layout, const uint8_t* block, int tokens, 
   using namespace score_codes;
   DecodeScalars(layout, block, scalars);
   const Keys keys{layout, block, tokens, scalars};
+  if (layout.family == codec::Family::mxfp4) return ScoreRows<MicroBytes>(keys, rows, count, scores);
   switch (layout.bits) {
     case 2: return ScoreRows<PlainBytes<2>>(keys, rows, count, scores);
     case 3: return ScoreRows<PlainBytes<3>>(keys, rows, count, scores);

@@ -52,8 +52,15 @@ struct AffineMap {
 // Microscaled: value * scale of the group.
 struct Mxfp4Map {
   static constexpr bool kScaled = true, kBiased = false;
+  struct Twice {  // scales come halved
+    float values[16];
+    explicit Twice(const codec::Layout& layout) {
+      for (int i = 0; i < 16; ++i) values[i] = 2 * layout.levels[i];
+    }
+  };
+  Twice twice;
   levels::Table<4> table;
-  explicit Mxfp4Map(const codec::Layout& layout) : table(layout.table->levels.data()) {}
+  explicit Mxfp4Map(const codec::Layout& layout) : twice(layout), table(twice.values) {}
   HWY_INLINE VF operator()(VI codes, VF scale, VF) const { return hn::Mul(table(codes), scale); }
 };
 struct Mxfp8Map {

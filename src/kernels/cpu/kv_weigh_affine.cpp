@@ -1,4 +1,4 @@
-// Weighted sums of affine codes.
+// Weighted sums of affine codes and e2m1.
 #include "kernels/cpu/kv_attend_parts.h"
 
 #undef HWY_TARGET_INCLUDE
@@ -17,6 +17,7 @@ void WeighAffine(const codec::Layout& layout, const uint8_t* block, int tokens, 
   using namespace weigh_codes;
   DecodeScalars(layout, block, scalars);
   const Values values{layout, block, static_cast<size_t>(tokens + 3) / 4, scalars};
+  if (layout.family == codec::Family::mxfp4) return WeighRows<MicroBytes>(values, weights, count, outputs, ld);
   switch (layout.bits) {
     case 2: return WeighRows<PlainBytes<2>>(values, weights, count, outputs, ld);
     case 3: return WeighRows<PlainBytes<3>>(values, weights, count, outputs, ld);
