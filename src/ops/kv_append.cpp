@@ -21,6 +21,8 @@ kernels::KvEncode encode_params(const KvTarget& target, bool keys, kernels::KvRo
   p.rotation = keys ? format.basis->key_rotation : format.basis->value_rotation;
   const KvBasis::Codecs& codecs = keys ? format.basis->key_codecs : format.basis->value_codecs;
   if (codecs.size() > 1 && p.layout->family != codec::Family::full) p.codecs = codecs.data();
+  if (const auto& map = keys ? format.basis->key_map : format.basis->value_map; map && p.layout->family != codec::Family::full)
+    p.map = &*map;
   p.centre = keys ? centre : nullptr;
   p.sanitise = format.sanitise;
   rows.data = rows.row(0, 0, target.begin);

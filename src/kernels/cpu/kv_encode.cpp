@@ -10,32 +10,13 @@
 // Before whatever includes highway.h:
 #include "hwy/foreach_target.h"  // IWYU pragma: keep
 #include "codec/affine.h"
-#include "codec/levels.h"
 #include "codec/scalar.h"
 #include "hwy/highway.h"
 #include "kernels/cpu/float_convert-inl.h"
+#include "kernels/cpu/kv_encode_levels-inl.h"
 #include "kernels/cpu/kv_indices-inl.h"
 #include "kernels/cpu/kv_levels-inl.h"
 #include "kernels/cpu/kv_rotate-inl.h"
-
-#ifndef TERSOR_KERNELS_CPU_KV_ENCODE_ONCE_
-#define TERSOR_KERNELS_CPU_KV_ENCODE_ONCE_
-namespace tersor::kernels {
-
-// A batch holds up to 16 vectors, one a lane: numbers [dim][16].
-inline constexpr size_t kEncodeBatch = codec::kLanes;
-
-// Where each vector of a batch comes from and goes to.
-struct EncodeBatch {
-  size_t count = 0;
-  const void* from[kEncodeBatch];
-  int64_t head[kEncodeBatch];
-  uint8_t* block[kEncodeBatch];  // the block that holds the token
-  int token[kEncodeBatch];       // within the block
-};
-
-}  // namespace tersor::kernels
-#endif
 
 HWY_BEFORE_NAMESPACE();
 namespace tersor::kernels::HWY_NAMESPACE {
@@ -44,8 +25,7 @@ namespace hn = hwy::HWY_NAMESPACE;
 using levels::F;
 using levels::I;
 
-constexpr size_t kBatch = kEncodeBatch;
-constexpr size_t kMaxDim = codec::kMaxDim;
+constexpr size_t kMaxDim = codec::kMaxDim, kMaxCodes = 2 * kMaxDim;
 constexpr int kLanes = codec::kLanes;
 constexpr size_t kFew = 4;  // vectors of a batch whose places are called from memory in advance
 
@@ -138,70 +118,6 @@ inline void Prefetch(const codec::Layout& layout, const EncodeBatch& batch) {
     }
 }
 
-inline void PutScalar(const codec::Layout& layout, const EncodeBatch& batch, size_t v, int row, uint16_t bits) {
-  uint8_t* const at = batch.block[v] + layout.scalars_offset + (static_cast<size_t>(row) * codec::kTileTokens + batch.token[v]) * 2;
-  *reinterpret_cast<uint16_t*>(at) = bits;
-}
-
-inline void StoreCodes(hn::Vec<I> codes, uint8_t* to) {
-  const hn::Rebind<uint8_t, I> bytes;
-  hn::StoreU(hn::DemoteTo(bytes, codes), bytes, to);
-}
-
-// Nearest levels of rows scaled to unit variance, and the sums that the stored scalar comes from.
-template <int kBits>
-void QuantiseLevels(const codec::Layout& layout, const float* x, uint8_t* codes, float* norm2, float* yc, float* cc) {
-  const F d;
-  const size_t dim = layout.dim;
-  const levels::Table<kBits> table(layout.levels);
-  HWY_ALIGN float tree[1 << kBits];
-  levels::Search<kBits>::make_tree(layout.table->thresholds.data(), tree);
-  const levels::Search<kBits> search(tree);
-  for (size_t lane = 0; lane < kBatch; lane += hn::Lanes(d)) {
-    auto sum = hn::Zero(d), product = hn::Zero(d), square = hn::Zero(d);
-    for (size_t i = 0; i < dim; ++i) {
-      const auto v = hn::Load(d, x + i * kBatch + lane);
-      sum = hn::MulAdd(v, v, sum);
-    }
-    // Below this the stored scalar is 0; the quotient must not become infinite, or 0 would become NaN.
-    const auto scale = hn::Sqrt(hn::Div(hn::Set(d, static_cast<float>(dim)), hn::Max(sum, hn::Set(d, 1e-30f))));
-    for (size_t i = 0; i < dim; ++i) {
-      const auto v = hn::Load(d, x + i * kBatch + lane), y = hn::Mul(v, scale);
-      const auto code = search(y);
-      const auto level = table(code);
-      product = hn::MulAdd(v, level, product);
-      square = hn::MulAdd(level, level, square);
-      StoreCodes(code, codes + i * kBatch + lane);
-    }
-    hn::Store(sum, d, norm2 + lane);
-    hn::Store(product, d, yc + lane);
-    hn::Store(square, d, cc + lane);
-  }
-}
-
-inline void EncodeTurboquant(const KvEncode& p, const EncodeBatch& batch, const float* x, uint8_t* codes) {
-  const codec::Layout& layout = *p.layout;
-  HWY_ALIGN float norm2[kBatch], yc[kBatch], cc[kBatch];
-  switch (layout.bits) {
-    case 1: QuantiseLevels<1>(layout, x, codes, norm2, yc, cc); break;
-    case 2: QuantiseLevels<2>(layout, x, codes, norm2, yc, cc); break;
-    case 3: QuantiseLevels<3>(layout, x, codes, norm2, yc, cc); break;
-    case 4: QuantiseLevels<4>(layout, x, codes, norm2, yc, cc); break;
-    case 5: QuantiseLevels<5>(layout, x, codes, norm2, yc, cc); break;
-    default: QuantiseLevels<6>(layout, x, codes, norm2, yc, cc); break;
-  }
-  const codec::ScalarRule rule = codec::resolved(layout.codec->spec().scalar, layout.role);
-  const auto numbers = static_cast<float>(layout.dim);
-  for (size_t v = 0; v < batch.count; ++v) {
-    float scalar = 0;
-    if (norm2[v] > 0 && yc[v] > 0)
-      scalar = rule == codec::ScalarRule::unbiased        ? norm2[v] / yc[v]
-               : rule == codec::ScalarRule::least_squares ? yc[v] / cc[v]
-                                                          : std::sqrt(norm2[v] / numbers);
-    PutScalar(layout, batch, v, 0, codec::encode_norm(scalar));
-  }
-}
-
 inline void EncodeAffine(const KvEncode& p, const EncodeBatch& batch, const float* x, uint8_t* codes) {
   const codec::Layout& layout = *p.layout;
   const F d;
@@ -282,10 +198,77 @@ inline void EncodeIndices(const KvEncode& p, const EncodeBatch& batch, float* x)
   }
 }
 
+template <bool kKeys>
+void PackParts(const codec::Layout& layout, const EncodeBatch& batch, const uint8_t* codes) {
+  for (const codec::Layout& part : layout.parts()) Pack<kKeys>(part, batch, codes + static_cast<size_t>(part.first_code) * kBatch);
+}
+
+// Codecs with a map: two channel sets, levels and a sketch of what they leave, a sketch alone. All vectors of a batch are of one head
+// where heads have maps of their own. x is changed.
+inline void EncodeMapped(const KvEncode& p, const EncodeBatch& batch, float* x, uint8_t* codes) {
+  const codec::Layout& layout = *p.layout;
+  const codec::Codec& codec = p.codecs ? *p.codecs[batch.head[0]] : *layout.codec;
+  const bool keys = layout.role == codec::Role::keys;
+  const auto dim = static_cast<size_t>(layout.dim);
+  const auto parts = layout.parts();
+  HWY_ALIGN float y[kMaxDim * kBatch], norm2[kBatch];
+  const auto mapped = [&](const codec::Layout& part) {
+    MapBatch(*p.map, batch.head[0], keys, static_cast<size_t>(part.stored_begin), static_cast<size_t>(part.dim), dim, x, y);
+  };
+  const auto signs = [&](size_t i) {
+    mapped(parts[i]);
+    QuantiseSigns(parts[i], codec.sketch_factor(static_cast<int>(i)), batch, y, norm2,
+                  codes + static_cast<size_t>(parts[i].first_code) * kBatch);
+  };
+  switch (layout.family) {
+    case codec::Family::turboquant_split:
+      for (const codec::Layout& part : parts) {
+        mapped(part);
+        QuantisePart(part, codec::resolved(codec.spec().scalar, layout.role), batch, y,
+                     codes + static_cast<size_t>(part.first_code) * kBatch);
+      }
+      break;
+    case codec::Family::turboquant_prod:
+      if (parts.size() > 1) {  // x becomes what the levels leave
+        const auto rule = codec.spec().scalar == ScalarRule::automatic ? ScalarRule::norm : codec.spec().scalar;
+        HWY_ALIGN float scalars[kBatch] = {}, found[kMaxDim * kBatch];
+        RotateBatch(x, *codec.rotation());
+        QuantisePart(parts[0], rule, batch, x, codes, scalars);
+        for (size_t i = 0; i < dim * kBatch; ++i) found[i] = parts[0].levels[codes[i]];
+        for (size_t i = 0; i < dim * kBatch; ++i) x[i] -= scalars[i % kBatch] * found[i];
+        UnrotateBatch(x, *codec.rotation());
+      }
+      SquareSums(x, dim, norm2);
+      signs(parts.size() - 1);
+      break;
+    default: {  // qjl; channels with a sketch of their own are not in the other
+      HWY_ALIGN float apart[kMaxDim * kBatch];
+      const auto outliers = codec.outliers();
+      for (size_t i = 0; i < outliers.size(); ++i) std::copy_n(x + static_cast<size_t>(outliers[i]) * kBatch, kBatch, apart + i * kBatch);
+      for (const int channel : outliers) std::fill_n(x + static_cast<size_t>(channel) * kBatch, kBatch, 0.0f);
+      SquareSums(x, dim, norm2);
+      signs(0);
+      if (parts.size() == 1) break;
+      std::fill_n(x, dim * kBatch, 0.0f);
+      for (size_t i = 0; i < outliers.size(); ++i) std::copy_n(apart + i * kBatch, kBatch, x + static_cast<size_t>(outliers[i]) * kBatch);
+      SquareSums(x, dim, norm2);
+      signs(1);
+    }
+  }
+  keys ? PackParts<true>(layout, batch, codes) : PackParts<false>(layout, batch, codes);
+}
+
 // Families whose encoding is worth vectors of its own; others go through their codec's reference.
 inline bool has_kernel(const codec::Layout& layout) {
-  return layout.family == codec::Family::full || layout.family == codec::Family::turboquant || layout.indexed() ||
-         (layout.family == codec::Family::affine && layout.codec->spec().rule != codec::GroupRule::minmax);
+  const codec::Spec& spec = layout.codec->spec();
+  switch (layout.family) {
+    case codec::Family::affine: return spec.rule != codec::GroupRule::minmax;
+    case codec::Family::turboquant_rvq: return !spec.joint;
+    case codec::Family::qjl: return layout.codec->stored_dim() <= static_cast<int>(kMaxDim);  // sketches may have more rows
+    case codec::Family::mxfp4:
+    case codec::Family::mxfp8: return false;
+    default: return true;
+  }
 }
 
 inline void EncodePlainly(const KvEncode& p, const EncodeBatch& batch) {
@@ -306,11 +289,12 @@ inline void EncodeOne(const KvEncode& p, const EncodeBatch& batch) {
   const codec::Layout& layout = *p.layout;
   if (!has_kernel(layout)) return EncodePlainly(p, batch);
   HWY_ALIGN float x[kMaxDim * kBatch];
-  HWY_ALIGN uint8_t codes[kMaxDim * kBatch];
+  HWY_ALIGN uint8_t codes[kMaxCodes * kBatch];
   if (batch.count <= kFew && !layout.indexed()) Prefetch(layout, batch);
   Gather(p, batch, x);
   if (p.sanitise) Sanitise(x, layout.dim);
   if (layout.indexed()) return EncodeIndices(p, batch, x);
+  if (p.map) return EncodeMapped(p, batch, x, codes);
   if (p.rotation) RotateBatch(x, *p.rotation);
   switch (layout.family) {
     case codec::Family::full:
@@ -321,12 +305,14 @@ inline void EncodeOne(const KvEncode& p, const EncodeBatch& batch) {
       }
       return;
     case codec::Family::affine: EncodeAffine(p, batch, x, codes); break;
-    default: EncodeTurboquant(p, batch, x, codes); break;
+    case codec::Family::turboquant_rvq: {
+      HWY_ALIGN float scaled[kMaxDim * kBatch], found[kMaxDim * kBatch];
+      QuantiseStages(layout, batch, x, codes, scaled, found);
+      break;
+    }
+    default: QuantisePart(layout, codec::resolved(layout.codec->spec().scalar, layout.role), batch, x, codes); break;
   }
-  if (layout.role == codec::Role::keys)
-    Pack<true>(layout, batch, codes);
-  else
-    Pack<false>(layout, batch, codes);
+  layout.role == codec::Role::keys ? PackParts<true>(layout, batch, codes) : PackParts<false>(layout, batch, codes);
 }
 
 }  // namespace encode
@@ -377,7 +363,7 @@ void kv_encode_task(const KvEncode& p, size_t task) {
                         static_cast<size_t>(block) * p.layout->block_bytes;
     const int64_t low = std::max(p.first, block * units.block_tokens),
                   high = std::min(p.first + p.tokens, (block + 1) * units.block_tokens);
-    if (p.codecs && batch.count && batch.head[0] != head) flush();  // a batch has one codebook
+    if ((p.codecs || (p.map && p.map->per_head())) && batch.count && batch.head[0] != head) flush();  // a batch has one codebook
     for (int64_t token = low; token < high; ++token) {
       batch.from[batch.count] = p.rows.row(b, head, token - p.first);
       batch.head[batch.count] = head;

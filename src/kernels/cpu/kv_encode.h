@@ -6,6 +6,7 @@
 
 #include "codec/layout.h"
 #include "codec/rotation.h"
+#include "codec/stored_map.h"
 #include "kernels/cpu/kv_rows.h"
 
 namespace tersor::kernels {
@@ -15,9 +16,10 @@ struct KvEncode {
   const codec::Rotation* rotation = nullptr;  // applied before encoding; null: none
   /// [heads] codecs, where heads have calibrations of their own; null: the layout's.
   const std::shared_ptr<const codec::Codec>* codecs = nullptr;
-  const float* centre = nullptr;  // [heads][dim], subtracted first; null: nothing
-  bool sanitise = true;           // NaN becomes 0, magnitudes are clamped to half precision's range
-  KvRows rows;                    // [batch][heads][tokens][dim]
+  const codec::StoredMap* map = nullptr;  // where the codec has one
+  const float* centre = nullptr;          // [heads][dim], subtracted first; null: nothing
+  bool sanitise = true;                   // NaN becomes 0, magnitudes are clamped to half precision's range
+  KvRows rows;                            // [batch][heads][tokens][dim]
   int64_t batch = 0, heads = 0, tokens = 0;
   uint8_t* blocks = nullptr;                 // of batch 0, head 0
   size_t batch_stride = 0, head_stride = 0;  // bytes

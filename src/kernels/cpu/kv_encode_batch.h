@@ -1,0 +1,23 @@
+// Vectors that are encoded together.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "codec/layout.h"
+
+namespace tersor::kernels {
+
+// A batch holds up to 16 vectors, one a lane: numbers [dim][16].
+inline constexpr size_t kEncodeBatch = codec::kLanes;
+
+// Where each vector of a batch comes from and goes to.
+struct EncodeBatch {
+  size_t count = 0;
+  const void* from[kEncodeBatch];
+  int64_t head[kEncodeBatch];
+  uint8_t* block[kEncodeBatch];  // the block that holds the token
+  int token[kEncodeBatch];       // within the block
+};
+
+}  // namespace tersor::kernels
