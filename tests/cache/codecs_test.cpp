@@ -17,6 +17,7 @@ class Codecs : public testing::TestWithParam<std::pair<const char*, const char*>
   Setting setting(Policy policy, int window, int sinks) const {
     Setting s;
     s.keys = GetParam().first, s.values = GetParam().second, s.policy = policy, s.window = window, s.sinks = sinks;
+    s.shape.batch = 2;
     return s;
   }
 };

@@ -3,13 +3,13 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
-#include <vector>
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "kernels/cpu/kv_encode.cpp"
 // Before whatever includes highway.h:
 #include "hwy/foreach_target.h"  // IWYU pragma: keep
 #include "codec/affine.h"
+#include "codec/plain.h"
 #include "codec/scalar.h"
 #include "hwy/highway.h"
 #include "kernels/cpu/float_convert-inl.h"
@@ -40,7 +40,7 @@ inline void Gather(const KvEncode& p, const EncodeBatch& batch, float* x) {
   HWY_ALIGN float row[kMaxDim];
   for (size_t v = 0; v < batch.count; ++v) {
     ToFloat(p.rows.type, batch.from[v], row, dim);
-    if (p.centre) Subtract(p.centre + static_cast<size_t>(batch.head[v]) * dim, dim, row);
+    if (p.centre) Subtract(p.centre + static_cast<size_t>(batch.row_of_heads[v]) * dim, dim, row);
     for (size_t i = 0; i < dim; ++i) x[i * kBatch + v] = row[i];
   }
 }
@@ -272,16 +272,12 @@ inline bool has_kernel(const codec::Layout& layout) {
 }
 
 inline void EncodePlainly(const KvEncode& p, const EncodeBatch& batch) {
-  const codec::Layout& layout = *p.layout;
-  const auto dim = static_cast<size_t>(layout.dim);
-  std::vector<float> x(dim), scalars(static_cast<size_t>(layout.codec->scalars()));
-  std::vector<codec::Code> codes(static_cast<size_t>(layout.codes));
+  const auto dim = static_cast<size_t>(p.layout->dim);
+  HWY_ALIGN float x[kMaxDim];
   for (size_t v = 0; v < batch.count; ++v) {
-    const codec::Codec& codec = p.codecs ? *p.codecs[batch.head[v]] : *layout.codec;
-    ToFloat(p.rows.type, batch.from[v], x.data(), dim);
-    if (p.centre) Subtract(p.centre + static_cast<size_t>(batch.head[v]) * dim, dim, x.data());
-    codec.encode(x, codes, scalars);
-    layout.put(batch.block[v], batch.token[v], codes, scalars);
+    ToFloat(p.rows.type, batch.from[v], x, dim);
+    if (p.centre) Subtract(p.centre + static_cast<size_t>(batch.row_of_heads[v]) * dim, dim, x);
+    codec::encode_plainly(*p.layout, p.codecs ? *p.codecs[batch.head[v]] : *p.layout->codec, {x, dim}, batch.block[v], batch.token[v]);
   }
 }
 
@@ -366,7 +362,7 @@ void kv_encode_task(const KvEncode& p, size_t task) {
     if ((p.codecs || (p.map && p.map->per_head())) && batch.count && batch.head[0] != head) flush();  // a batch has one codebook
     for (int64_t token = low; token < high; ++token) {
       batch.from[batch.count] = p.rows.row(b, head, token - p.first);
-      batch.head[batch.count] = head;
+      batch.head[batch.count] = head, batch.row_of_heads[batch.count] = b * p.heads + head;
       batch.block[batch.count] = at;
       batch.token[batch.count] = static_cast<int>(token - block * units.block_tokens);
       if (++batch.count == kEncodeBatch) flush();

@@ -17,7 +17,7 @@ struct KvEncode {
   /// [heads] codecs, where heads have calibrations of their own; null: the layout's.
   const std::shared_ptr<const codec::Codec>* codecs = nullptr;
   const codec::StoredMap* map = nullptr;  // where the codec has one
-  const float* centre = nullptr;          // [heads][dim], subtracted first; null: nothing
+  const float* centre = nullptr;          // [batch][heads][dim], subtracted first; null: nothing
   bool sanitise = true;                   // NaN becomes 0, magnitudes are clamped to half precision's range
   KvRows rows;                            // [batch][heads][tokens][dim]
   int64_t batch = 0, heads = 0, tokens = 0;

@@ -16,8 +16,9 @@ struct EncodeBatch {
   size_t count = 0;
   const void* from[kEncodeBatch];
   int64_t head[kEncodeBatch];
-  uint8_t* block[kEncodeBatch];  // the block that holds the token
-  int token[kEncodeBatch];       // within the block
+  int64_t row_of_heads[kEncodeBatch];  // batch item * heads + head
+  uint8_t* block[kEncodeBatch];        // the block that holds the token
+  int token[kEncodeBatch];             // within the block
 };
 
 }  // namespace tersor::kernels
