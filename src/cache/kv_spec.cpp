@@ -98,7 +98,7 @@ bool KvSpec::calibrated() const {
   return needs(keys) || needs(values);
 }
 
-KvSpec KvSpec::recommended() { return parse("turboquant:6,window=24,sinks=4", "turboquant:5"); }
+KvSpec KvSpec::recommended() { return parse("turboquant:6,centre=256,window=64,sinks=4", "turboquant:4"); }
 
 std::string KvSpec::str() const {
   std::string text = keys.str();

@@ -72,8 +72,8 @@ TEST_P(Repeat, GivesTheNumbersOfStepsThatAreBuilt) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Specs, Repeat,
-                         ::testing::Values("full", "turboquant:4", "turboquant:3", "affine:8", "affine:4,window=20", "turboquant:6,sinks=5",
-                                           "turboquant:4,window=70,sinks=3"),
+                         ::testing::Values("full", "turboquant:4", "turboquant:3", "affine:8", "affine:4,window=20",
+                                           "turboquant:4,centre=16", "turboquant:6,sinks=5", "turboquant:4,window=70,sinks=3"),
                          [](const auto& info) {
                            std::string name = info.param;
                            for (char& c : name)
