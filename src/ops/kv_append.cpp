@@ -144,7 +144,7 @@ void kv_append(std::span<const KvWrite> writes, const mx::array& k, const mx::ar
       throw std::invalid_argument("[kv_append] centre must be [batch, heads, dim] like the keys");
     call.centred = true;
     // As it is where that is possible: a step with a node of MLX in it could not be repeated.
-    const bool ready = centre->dtype() == mx::float32 && centre->status() == mx::array::available && centre->flags().row_contiguous;
+    const bool ready = centre->dtype() == mx::float32 && centre->is_available() && centre->flags().row_contiguous;
     more.push_back(ready ? *centre : mx::contiguous(mx::astype(*centre, mx::float32, s), false, s));
   }
   add_node(writes, call, {k, v}, more, after, s);
