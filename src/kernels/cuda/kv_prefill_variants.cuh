@@ -1,0 +1,22 @@
+// The prefill kernels of one head size. One translation unit a head size includes this.
+#pragma once
+
+#include "kernels/cuda/kv_prefill_kernel.cuh"
+#include "kernels/cuda/kv_prefill_variants.h"
+
+namespace tersor::kernels::cuda {
+
+template <class S>
+PrefillVariant make_prefill_variant() {
+  return {reinterpret_cast<const void*>(&prefill_kernel<S>), S::kRows, S::kThreads, S::kShared};
+}
+
+/// A `full` cache's numbers are operands as they are.
+template <int D>
+PrefillVariant find_prefill_variant(bool coded, Number full) {
+  if (coded) return make_prefill_variant<PrefillShape<D, __half, true>>();
+  return full == Number::f16 ? make_prefill_variant<PrefillShape<D, __half, false>>()
+                             : make_prefill_variant<PrefillShape<D, __nv_bfloat16, false>>();
+}
+
+}  // namespace tersor::kernels::cuda
