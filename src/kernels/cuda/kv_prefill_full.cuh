@@ -39,32 +39,38 @@ __device__ __forceinline__ void load_full(const uint8_t* side, bool there, int f
 
 template <int D>
 struct KeyFull {
-  static constexpr int kBlocks = D / 16, kTile = 2 * side_bytes(Code::full, D);
-  uint4 words[2 * kBlocks];  // of tokens 16 m + {0, ..., 15}; registers: [dimensions + 8][token + 8]
+  static constexpr int kBlocks = D / 16, kPairs = (kBlocks + 1) / 2, kMine = (kPairs + 1) / 2, kSide = side_bytes(Code::full, D);
+  // Of tokens 16 m + {0, ..., 15} and pairs of blocks of 16 dimensions; registers: [dimensions + 8][token + 8].
+  uint4 words[2][kMine][2];
 
-  __device__ __forceinline__ void load(const uint8_t* tile, int tokens, int which, int lane) {
+  /// sides: of four tiles, one after the other.
+  __device__ __forceinline__ void load(const uint8_t* sides, int tokens, int which, int lane) {
 #pragma unroll
     for (int m = 0; m < 2; ++m)
-      load_full<D, kBlocks, 1>(tile + (2 * which + m) * kTile, 32 * which + 16 * m < tokens, 0, lane, words + m * kBlocks);
+#pragma unroll
+      for (int i = 0; i < kMine; ++i)
+        load_full<D, 2, 1>(sides + (2 * (which & 1) + m) * kSide, 32 * (which & 1) + 16 * m < tokens, 2 * (2 * i + (which >> 1)), lane,
+                           words[m][i]);
   }
   /// As they are, in the order of dimensions that `full` caches have.
   template <class S>
   __device__ __forceinline__ void store(uint32_t keys, int which, int lane) const {
     const int g = lane >> 2, t = lane & 3;
-    const uint32_t row = keys + ((g >> 1) + 4 * which) * S::kKeyRows + (g & 1) * 16;
+    const uint32_t row = keys + ((g >> 1) + 4 * (which & 1)) * S::kKeyRows + (g & 1) * 16;
 #pragma unroll
-    for (int i = 0; i < 4; ++i) {  // token 16 (i / 2) + 8 (i % 2)
-      const uint32_t to = row + (4 * (i >> 1) + 2 * (i & 1)) * 16;
-      const uint4* const w = words + (i >> 1) * kBlocks;
-      const auto pair = [&](int block) {
-        return i & 1 ? uint2{w[block].y, w[block].w} : uint2{w[block].x, w[block].z};
-      };
+    for (int i = 0; i < kMine; ++i) {
+      const int step = 2 * i + (which >> 1);
+      if (step >= kPairs) break;
 #pragma unroll
-      for (int s = 0; s < D / 32; ++s) {
-        const uint2 a = pair(2 * s), b = pair(2 * s + 1);
-        store_shared(to + (4 * s + t) * kCoreStride, uint4{a.x, a.y, b.x, b.y});
+      for (int k = 0; k < 4; ++k) {  // token 16 (k / 2) + 8 (k % 2)
+        const uint32_t to = row + (4 * (k >> 1) + 2 * (k & 1)) * 16;
+        const uint4 &a = words[k >> 1][i][0], &b = words[k >> 1][i][1];
+        const uint2 x = k & 1 ? uint2{a.y, a.w} : uint2{a.x, a.z}, y = k & 1 ? uint2{b.y, b.w} : uint2{b.x, b.z};
+        if (D % 32 && step == kPairs - 1)
+          store_shared(to + (4 * step + (t >> 1)) * kCoreStride + 8 * (t & 1), x);
+        else
+          store_shared(to + (4 * step + t) * kCoreStride, uint4{x.x, x.y, y.x, y.y});
       }
-      if constexpr (D % 32) store_shared(to + (4 * (D / 32) + (t >> 1)) * kCoreStride + 8 * (t & 1), pair(D / 16 - 1));
     }
   }
 };
@@ -78,16 +84,16 @@ __device__ __forceinline__ float convert_keys(uint32_t keys, const uint8_t* tile
   const auto load = [&](int block) {
 #pragma unroll
     for (int m = 0; m < 2; ++m)
-      load_full<D, 1, 1>(tile + (2 * which + m) * KeyFull<D>::kTile, 32 * which + 16 * m < tokens, block, lane, w + m);
+      load_full<D, 1, 1>(tile + (2 * (which & 1) + m) * 2 * KeyFull<D>::kSide, 32 * (which & 1) + 16 * m < tokens, block, lane, w + m);
   };
   int most = -127;
 #pragma unroll 1
   for (int b = 0; b < kBlocks; ++b) load(b), most = max(most, largest_exponent(w, half, 1));
   const int exponent = most - kFullTop;
   const float factor = power_of_two(-exponent);
-  const uint32_t row = keys + ((g >> 1) + 4 * which) * S::kKeyRows + (g & 1) * 16;
+  const uint32_t row = keys + ((g >> 1) + 4 * (which & 1)) * S::kKeyRows + (g & 1) * 16;
 #pragma unroll 1
-  for (int b = 0; b < kBlocks; ++b) {
+  for (int b = which >> 1; b < kBlocks; b += 2) {
     load(b);
     const bool odd_one = D % 32 && b == kBlocks - 1;
     const uint32_t at = row + 4 * (b >> 1) * kCoreStride + (odd_one ? 4 * t : (t >> 1) * kCoreStride + 4 * (t & 1) + 8 * (b & 1));
@@ -105,12 +111,12 @@ __device__ __forceinline__ float convert_keys(uint32_t keys, const uint8_t* tile
 /// A block of 16 dimensions of 64 values; registers of a tile of 16: [tokens + 8][dimension + 8].
 template <int D>
 struct ValueBlock {
-  static constexpr int kSide = side_bytes(Code::full, D), kTile = 2 * kSide;
   uint4 words[4];
 
-  __device__ __forceinline__ void load(const uint8_t* tile, int tokens, int block, int lane) {
+  /// sides: of four tiles, `stride` bytes from one to the next.
+  __device__ __forceinline__ void load(const uint8_t* sides, int stride, int tokens, int block, int lane) {
 #pragma unroll
-    for (int m = 0; m < 4; ++m) load_full<D, 1, 1>(tile + m * kTile + kSide, 16 * m < tokens, block, lane, words + m);
+    for (int m = 0; m < 4; ++m) load_full<D, 1, 1>(sides + m * stride, 16 * m < tokens, block, lane, words + m);
   }
   /// What stands where no token is must not be a NaN.
   __device__ __forceinline__ void cut(int tokens, int lane) {
@@ -140,21 +146,21 @@ struct ValueBlock {
 
 template <int D>
 struct ValueFull {
-  static constexpr int kBlocks = D / 16, kMine = (kBlocks + 1) / 2, kTile = ValueBlock<D>::kTile;
+  static constexpr int kBlocks = D / 16, kMine = (kBlocks + 3) / 4, kSide = side_bytes(Code::full, D);
   ValueBlock<D> blocks[kMine];
 
-  __device__ __forceinline__ void load(const uint8_t* tile, int tokens, int which, int lane) {
+  __device__ __forceinline__ void load(const uint8_t* sides, int tokens, int which, int lane) {
 #pragma unroll
     for (int i = 0; i < kMine; ++i)
-      if (2 * i + which < kBlocks) blocks[i].load(tile, tokens, 2 * i + which, lane);
+      if (4 * i + which < kBlocks) blocks[i].load(sides, kSide, tokens, 4 * i + which, lane);
   }
   template <class S>
   __device__ __forceinline__ void store(uint32_t values, int tokens, int which, int lane) {
 #pragma unroll
     for (int i = 0; i < kMine; ++i) {
-      if (2 * i + which >= kBlocks) break;
+      if (4 * i + which >= kBlocks) break;
       blocks[i].cut(tokens, lane);
-      blocks[i].template store<S>(values, 2 * i + which, lane, [](uint32_t w) { return w; });
+      blocks[i].template store<S>(values, 4 * i + which, lane, [](uint32_t w) { return w; });
     }
   }
 };
@@ -163,19 +169,20 @@ struct ValueFull {
 template <class S>
 __device__ __forceinline__ int convert_values(uint32_t values, const uint8_t* tile, int tokens, bool half, float factor, int top, int which,
                                               int lane) {
+  constexpr int kSide = side_bytes(Code::full, S::D);
   ValueBlock<S::D> block;
   int most = -127;
 #pragma unroll 1
-  for (int b = which; b < S::D / 16; b += 2) {
-    block.load(tile, tokens, b, lane);
+  for (int b = which; b < S::D / 16; b += 4) {
+    block.load(tile + kSide, 2 * kSide, tokens, b, lane);
     block.cut(tokens, lane);
     most = max(most, largest_exponent(block.words, half, factor));
   }
   top = max(top, most - kFullTop);
   const float scale = factor * power_of_two(-top);
 #pragma unroll 1
-  for (int b = which; b < S::D / 16; b += 2) {
-    block.load(tile, tokens, b, lane);
+  for (int b = which; b < S::D / 16; b += 4) {
+    block.load(tile + kSide, 2 * kSide, tokens, b, lane);
     block.cut(tokens, lane);
     block.template store<S>(values, b, lane, [&](uint32_t w) { return scaled_halves(w, half, scale); });
   }

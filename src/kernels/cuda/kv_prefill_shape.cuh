@@ -24,13 +24,16 @@ struct PrefillShape {
   using T = T_;  // of operands
   static constexpr int D = D_;
   static constexpr bool kCoded = kCoded_;
-  static constexpr int kGroups = 2, kRows = 64 * kGroups, kConsumers = 128 * kGroups, kThreads = kConsumers + 128;
+  static constexpr int kGroups = 2, kRows = 64 * kGroups, kConsumers = 128 * kGroups, kThreads = kConsumers + 256;
   static constexpr int kStages = 3;
   static constexpr int kKeyRows = D / 8 * kCoreStride, kKeyBytes = 8 * kKeyRows;      // eight tokens, all
   static constexpr int kValueRows = 8 * kCoreStride, kValueBytes = D / 8 * kValueRows;  // eight dimensions, all
   static constexpr int kQueryRow = D + 8;                                             // numbers
   static constexpr int kValues = kStages * kKeyBytes, kQueries = kValues + kStages * kValueBytes;
-  static constexpr int kScratch = kQueries + kRows * kQueryRow * 2;
+  // Tiles as they come from memory: slots of keys, slots of values.
+  static constexpr int kSlots = kCoded ? 3 : 2, kSlot = kCoded ? side_bytes(Code::affine8, D) : kPrefillTokens * D * 2;
+  static constexpr int kRaw = kQueries + kRows * kQueryRow * 2;
+  static constexpr int kScratch = kRaw + 2 * kSlots * kSlot;
   static constexpr int kShared = kScratch + (WarpVector<D>::kCore > 1 ? kRows / 16 * D * 4 : 0);
   static_assert(kShared <= 225 * 1024);
 };
@@ -38,8 +41,9 @@ struct PrefillShape {
 template <class S>
 struct PrefillShared {
   uint64_t key_full[S::kStages], key_empty[S::kStages], value_full[S::kStages], value_empty[S::kStages];
+  uint64_t raw_full[2][S::kSlots], raw_empty[2][S::kSlots];
   float key_scale[S::kStages][2];       // of stored keys, of each half of the tokens
-  int value_exponent[S::kStages][2];    // of stored values, of even and odd blocks of 16 dimensions; never falls
+  int value_exponent[S::kStages][4];    // of stored values, of every fourth block of 16 dimensions; never falls
 };
 
 __device__ __forceinline__ void barrier_init_count(uint64_t* barrier, int count) {
@@ -56,6 +60,33 @@ __device__ __forceinline__ void store_shared(uint32_t to, const uint2& x) {
 }
 __device__ __forceinline__ void store_shared(uint32_t to, uint32_t x) {
   asm volatile("st.shared.b32 [%0], %1;" ::"r"(to), "r"(x) : "memory");
+}
+/// Which stage or slot comes next.
+template <int N>
+struct Cursor {
+  int at = 0;
+  uint32_t phase = 0;
+  __device__ __forceinline__ void advance() {
+    if (++at == N) at = 0, phase ^= 1;
+  }
+};
+template <int N>
+__device__ __forceinline__ void wait_full(uint64_t (&barriers)[N], const Cursor<N>& c) {
+  barrier_wait(shared_address(&barriers[c.at]), c.phase);
+}
+/// At first all are empty.
+template <int N>
+__device__ __forceinline__ void wait_empty(uint64_t (&barriers)[N], const Cursor<N>& c) {
+  barrier_wait(shared_address(&barriers[c.at]), c.phase ^ 1);
+}
+/// Other blocks will want the same bytes.
+__device__ __forceinline__ void copy_kept(uint32_t to, const void* from, uint32_t bytes, uint64_t* barrier) {
+  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to), "l"(from), "r"(bytes),
+               "r"(shared_address(barrier))
+               : "memory");
+}
+__device__ __forceinline__ void expect_bytes(uint64_t* barrier, uint32_t bytes) {
+  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(barrier)), "r"(bytes) : "memory");
 }
 /// 2^n, -126 <= n <= 127.
 __device__ __forceinline__ float power_of_two(int n) { return __int_as_float((n + 127) << 23); }

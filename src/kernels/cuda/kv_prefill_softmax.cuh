@@ -5,11 +5,21 @@
 
 #include "kernels/cuda/kv_attend_merge.cuh"
 #include "kernels/cuda/kv_prefill_shape.cuh"
+#include "kernels/cuda/kv_rotate_many.cuh"
 
 namespace tersor::kernels::cuda {
 
 /// What values over codes are multiplied with in the end, besides their power of two.
 __device__ __forceinline__ float value_factor(const AttendParams& p) { return p.value_levels.step > 0 ? 2 * p.value_levels.step : 1.0f; }
+
+/// Row and head within the group of a query vector.
+struct VectorPlace {
+  int group, row, head;
+  __device__ __forceinline__ VectorPlace(const AttendParams& p, int vector) : group(p.group), row(vector / p.group), head(vector - row * group) {}
+  __device__ __forceinline__ void advance() {
+    if (++head == group) head = 0, ++row;
+  }
+};
 
 /// The warp's queries as operands, relative to a power of two a row.
 template <class S>
@@ -28,22 +38,21 @@ struct PrefillQueries {
         own(memory + S::kQueries + warp * 16 * S::kQueryRow * 2),
         scratch(reinterpret_cast<float*>(memory + S::kScratch) + warp * D),
         lane(l) {
-    constexpr int kAtOnce = 4;
+    constexpr int kAtOnce = 8;
     const AttendParams& p = view.p;
     const int g = lane >> 2;
+#pragma unroll 1
     for (int r0 = 0; r0 < 16; r0 += kAtOnce) {
       float x[kAtOnce][WarpVector<D>::kEach] = {};
+      VectorPlace at(p, view.vector0 + r0);
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i, at.advance())
+        if (at.row < p.rows) load_vector<D>(row_of(p.queries, view.batch, view.kv_head * p.group + at.head, at.row), p.queries, lane, x[i]);
+      rotate_many<D, kAtOnce, false>(x, p.key_rotation, lane, scratch);
 #pragma unroll
       for (int i = 0; i < kAtOnce; ++i) {
-        const int vector = view.vector0 + r0 + i, row = vector / p.group;
-        if (row < p.rows) load_vector<D>(row_of(p.queries, view.batch, view.kv_head * p.group + vector - row * p.group, row), p.queries, lane, x[i]);
-      }
-#pragma unroll
-      for (int i = 0; i < kAtOnce; ++i) {
-        rotate<D>(x[i], p.key_rotation, lane, scratch);
         const float unit = stage(x[i], r0 + i);
-        if (r0 + i == g) scale[0] = unit;
-        if (r0 + i == g + 8) scale[1] = unit;
+        if (i == g) (r0 ? scale[1] : scale[0]) = unit;
       }
     }
     __syncwarp();
@@ -95,7 +104,7 @@ struct PrefillSoftmax {
   float out[D / 2];  // [block of 8 dimensions][row][2]
   float ref[2], total[2], shrink[2];
   bool moved = false;
-  int exponent[2] = {-127, -127};
+  int exponent[4] = {-127, -127, -127, -127};
 
   __device__ __forceinline__ explicit PrefillSoftmax(const PrefillQueries<S>&) {
 #pragma unroll
@@ -155,18 +164,16 @@ struct PrefillSoftmax {
       for (int i = 0; i < 4; ++i) out[4 * b + i] *= shrink[i >> 1];
   }
   /// Outputs are relative to the values' power of two.
-  __device__ __forceinline__ void follow_exponent(const int (&to)[2]) {
-    if (to[0] == exponent[0] && to[1] == exponent[1]) return;
+  __device__ __forceinline__ void follow_exponent(const int (&to)[4]) {
+    if (to[0] == exponent[0] && to[1] == exponent[1] && to[2] == exponent[2] && to[3] == exponent[3]) return;
 #pragma unroll
-    for (int k = 0; k < 2; ++k) {
+    for (int k = 0; k < 4; ++k) {
       const float factor = power_of_two(max(exponent[k] - to[k], -126));
       exponent[k] = to[k];
 #pragma unroll
-      for (int b = 0; b < D / 8; ++b)
-        if ((b >> 1 & 1) == k) {
+      for (int b = 2 * k; b < D / 8; b += 8)
 #pragma unroll
-          for (int i = 0; i < 4; ++i) out[4 * b + i] *= factor;
-        }
+        for (int i = 0; i < 8; ++i) out[4 * b + i] *= factor;
     }
   }
   /// Weights to the outputs' first operand.
@@ -191,7 +198,6 @@ struct PrefillSoftmax {
     constexpr int kRow = S::kQueryRow;  // floats: eight rows take what sixteen of 16-bit numbers did
     auto* const rows = reinterpret_cast<float*>(q.own);
     const float factor = S::kCoded ? value_factor(p) : 1.0f;
-    const float unit[2] = {power_of_two(max(exponent[0], -126)), power_of_two(max(exponent[1], -126))};
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       float sum = total[r];
@@ -201,11 +207,11 @@ struct PrefillSoftmax {
       const float scale = normaliser(q.view, vector, ref[r], sum) * factor;
 #pragma unroll
       for (int b = 0; b < D / 8; ++b) {
-        const float x = scale * unit[b >> 1 & 1];
+        const float x = scale * power_of_two(max(exponent[b >> 1 & 3], -126));
         *reinterpret_cast<float2*>(rows + g * kRow + 8 * b + 2 * t) = {out[4 * b + 2 * r] * x, out[4 * b + 2 * r + 1] * x};
       }
       __syncwarp();
-      for (int i = 0; i < 8; ++i) write_row(p, q, rows + i * kRow, q.view.vector0 + 8 * r + i);
+      write_rows(p, q, rows, q.view.vector0 + 8 * r);
       __syncwarp();
     }
   }
@@ -234,16 +240,25 @@ struct PrefillSoftmax {
       }
     }
   }
-  __device__ __forceinline__ void write_row(const AttendParams& p, const PrefillQueries<S>& q, const float* row, int vector) const {
+  // Eight rows from shared memory to their places.
+  __device__ __forceinline__ void write_rows(const AttendParams& p, const PrefillQueries<S>& q, const float* rows, int vector0) const {
     using W = WarpVector<D>;
-    const int token = vector / p.group;
-    if (token >= p.rows) return;  // the whole warp
-    float v[W::kEach];
+    float v[8][W::kEach];
 #pragma unroll
-    for (int j = 0; j < W::kEach; ++j) v[j] = W::inside(q.lane, j) ? row[W::index(q.lane, j)] : 0.0f;
-    rotate_back<D>(v, p.value_rotation, q.lane, q.scratch);
-    const long long at = q.view.batch * p.out_batch_stride + (q.view.kv_head * p.group + vector - token * p.group) * p.out_head_stride +
-                         token * p.out_token_stride;
+    for (int i = 0; i < 8; ++i)
+#pragma unroll
+      for (int j = 0; j < W::kEach; ++j) v[i][j] = W::inside(q.lane, j) ? rows[i * S::kQueryRow + W::index(q.lane, j)] : 0.0f;
+    rotate_many<D, 8, true>(v, p.value_rotation, q.lane, q.scratch);
+    VectorPlace at(p, vector0);
+#pragma unroll
+    for (int i = 0; i < 8; ++i, at.advance())
+      if (at.row < p.rows) write_row(p, q, v[i], at);
+  }
+  __device__ __forceinline__ void write_row(const AttendParams& p, const PrefillQueries<S>& q, const float (&v)[WarpVector<D>::kEach],
+                                            const VectorPlace& place) const {
+    using W = WarpVector<D>;
+    const long long at = q.view.batch * p.out_batch_stride + (q.view.kv_head * p.group + place.head) * p.out_head_stride +
+                         place.row * p.out_token_stride;
     if constexpr (W::kPower && W::kEach == 4) {
       if (p.queries.type != Number::f32 && (at & 3) == 0) {
         const bool half = p.queries.type == Number::f16;
