@@ -1,4 +1,5 @@
-// Tiles of codes to operands in shared memory: four warps for keys and four for values, a part of the tile each.
+// Tiles of codes to operands in shared memory: of keys two warps take 32 tokens each, of values two take every other block of 16
+// dimensions, and two more of either kind do the same with every other tile.
 #pragma once
 
 #include "kernels/cuda/kv_prefill_shape.cuh"
@@ -91,30 +92,25 @@ __device__ __forceinline__ int warp_top(int exponent) {
   return max(static_cast<int>(__reduce_max_sync(~0u, static_cast<unsigned>(exponent))), kLeastExponent);
 }
 
-/// Keys of a tile, part `which` of four: 32 tokens (which % 2) of every other 32 dimensions (which / 2). A lane has tokens 16 m + 8 half +
-/// lane / 4.
+/// The keys of half of a tile's tokens: a lane has tokens 16 m + 8 half + lane / 4.
 template <int D, Code C>
 struct KeyCodes {
   static constexpr bool kAffine = is_affine(C);
-  static constexpr int kSteps = D / 32, kUnits = kSteps + (D % 32 != 0), kMine = (kUnits + 1) / 2;
+  static constexpr int kSteps = D / 32, kUnits = kSteps + (D % 32 != 0);
   static constexpr int kWords = NumberDecoder<C>::kWords, kGroups = scalar_groups(C, D);
-  uint32_t words[kMine][kWords];
+  uint32_t words[kUnits][kWords];
   uint2 scalars[scalar_rows(C, D)];  // [m][half]
 
   __device__ __forceinline__ void load(const uint8_t* tile, int which, int lane) {
 #pragma unroll
-    for (int i = 0; i < kMine; ++i) {
-      const int step = 2 * i + (which >> 1);
-      if (step < kUnits)
-        load_unit<kWords>(tile + (step < kSteps ? 2 * step + (which & 1) : 2 * kSteps) * (kWords * 128), lane, words[i]);
-    }
+    for (int i = 0; i < kUnits; ++i) load_unit<kWords>(tile + (i < kSteps ? 2 * i + which : 2 * kSteps) * (kWords * 128), lane, words[i]);
 #pragma unroll
     for (int r = 0; r < scalar_rows(C, D); ++r)
-      scalars[r] = *reinterpret_cast<const uint2*>(tile + code_bytes(C, D) + (r * 8 + (lane >> 2)) * 16 + (which & 1) * 8);
+      scalars[r] = *reinterpret_cast<const uint2*>(tile + code_bytes(C, D) + (r * 8 + (lane >> 2)) * 16 + which * 8);
   }
   /// Scalars of tokens that are not there yet become zero.
   __device__ __forceinline__ void cut(int tokens, int which, int lane) {
-    const int token = 32 * (which & 1) + (lane >> 2);
+    const int token = 32 * which + (lane >> 2);
 #pragma unroll
     for (uint2& s : scalars) {
       if (token >= tokens) s.x &= 0xffff0000u;
@@ -155,22 +151,20 @@ struct KeyCodes {
   __device__ __forceinline__ float store(uint32_t keys, const NumberDecoder<C>& decoder, const Levels& levels, int which, int lane) const {
     __half2 scale[4], bias[4];
     const int top = exponent(), g = lane >> 2, t = lane & 3;
-    const uint32_t row = keys + ((g >> 1) + 4 * (which & 1)) * S::kKeyRows + (g & 1) * 16;
+    const uint32_t row = keys + ((g >> 1) + 4 * which) * S::kKeyRows + (g & 1) * 16;
 #pragma unroll
-    for (int i = 0; i < kMine; ++i) {
-      const int step = 2 * i + (which >> 1);
-      if (i == 0 || kGroups > 1) prepare(top, kGroups > 1 ? i : 0, scale, bias);
-      if (step >= kUnits) break;
+    for (int step = 0; step < kUnits; ++step) {
+      if (step == 0 || (kGroups > 1 && step % 2 == 0)) prepare(top, kGroups > 1 ? step / 2 : 0, scale, bias);
 #pragma unroll
       for (int k = 0; k < 4; ++k) {  // token 16 (k / 2) + 8 (k % 2)
         const uint32_t to = row + (4 * (k >> 1) + 2 * (k & 1)) * 16;
         if (step < kSteps) {
-          const FourCodes low = decoder.at(words[i], 4 * (k >> 1) + (k & 1)), high = decoder.at(words[i], 4 * (k >> 1) + 2 + (k & 1));
+          const FourCodes low = decoder.at(words[step], 4 * (k >> 1) + (k & 1)), high = decoder.at(words[step], 4 * (k >> 1) + 2 + (k & 1));
           store_shared(to + (4 * step + t) * kCoreStride,
                        uint4{numbers_of<C, Places::first>(low, scale[k], bias[k]), numbers_of<C, Places::second>(low, scale[k], bias[k]),
                              numbers_of<C, Places::first>(high, scale[k], bias[k]), numbers_of<C, Places::second>(high, scale[k], bias[k])});
         } else {
-          const FourCodes x = which & 1 ? decoder.at(words[i], 4 + k) : decoder.at(words[i], k);
+          const FourCodes x = which ? decoder.at(words[step], 4 + k) : decoder.at(words[step], k);
           store_shared(to + (4 * kSteps + (t >> 1)) * kCoreStride + 8 * (t & 1),
                        uint2{numbers_of<C, Places::first>(x, scale[k], bias[k]), numbers_of<C, Places::second>(x, scale[k], bias[k])});
         }
@@ -180,12 +174,12 @@ struct KeyCodes {
   }
 };
 
-/// The values of every fourth block of 16 dimensions: a lane has dimensions lane / 4 and lane / 4 + 8 of each, and tokens 16 m + 8 half + 2
+/// The values of every other block of 16 dimensions: a lane has dimensions lane / 4 and lane / 4 + 8 of each, and tokens 16 m + 8 half + 2
 /// (lane % 4) + {0, 1}.
 template <int D, Code C>
 struct ValueCodes {
   static constexpr bool kAffine = is_affine(C);
-  static constexpr int kBlocks = D / 16, kMine = (kBlocks + 3) / 4, kWords = NumberDecoder<C>::kWords, kGroups = scalar_groups(C, D);
+  static constexpr int kBlocks = D / 16, kMine = (kBlocks + 1) / 2, kWords = NumberDecoder<C>::kWords, kGroups = scalar_groups(C, D);
   static constexpr int kUnit = kAffine ? kAffineUnit : kNormUnit;
   uint32_t words[kMine][kWords];
   uint4 scalars[scalar_rows(C, D)][2];  // of tokens 2 t and 2 t + 1: [m][half]
@@ -193,7 +187,7 @@ struct ValueCodes {
   __device__ __forceinline__ void load(const uint8_t* side, int which, int lane) {
 #pragma unroll
     for (int i = 0; i < kMine; ++i)
-      if (4 * i + which < kBlocks) load_unit<kWords>(side + scalar_bytes(C, D) + (4 * i + which) * (kWords * 128), lane, words[i]);
+      if (2 * i + which < kBlocks) load_unit<kWords>(side + scalar_bytes(C, D) + (2 * i + which) * (kWords * 128), lane, words[i]);
 #pragma unroll
     for (int r = 0; r < scalar_rows(C, D); ++r)
 #pragma unroll
@@ -250,8 +244,8 @@ struct ValueCodes {
     __half2 scale[4][2], bias[4][2];
 #pragma unroll
     for (int i = 0; i < kMine; ++i) {
-      const int block = 4 * i + which;
-      if (i == 0 || kGroups > 1) prepare(top, kGroups > 1 ? i : 0, scale, bias);
+      const int block = 2 * i + which;
+      if (i == 0 || (kGroups > 1 && i % 2 == 0)) prepare(top, kGroups > 1 ? i / 2 : 0, scale, bias);
       if (block >= kBlocks) break;
 #pragma unroll
       for (int half = 0; half < 2; ++half)  // of the dimensions

@@ -37,41 +37,33 @@ __device__ __forceinline__ void load_full(const uint8_t* side, bool there, int f
   }
 }
 
+/// Keys as they are, in the order of dimensions that `full` caches have: one of the two tiles of 16 tokens of a warp. Registers: [dimensions
+/// + 8][token + 8].
 template <int D>
 struct KeyFull {
-  static constexpr int kBlocks = D / 16, kPairs = (kBlocks + 1) / 2, kMine = (kPairs + 1) / 2, kSide = side_bytes(Code::full, D);
-  // Of tokens 16 m + {0, ..., 15} and pairs of blocks of 16 dimensions; registers: [dimensions + 8][token + 8].
-  uint4 words[2][kMine][2];
+  static constexpr int kBlocks = D / 16, kSide = side_bytes(Code::full, D), kPieces = 2;
+  uint4 words[kBlocks];
 
-  /// sides: of four tiles, one after the other.
-  __device__ __forceinline__ void load(const uint8_t* sides, int tokens, int which, int lane) {
-#pragma unroll
-    for (int m = 0; m < 2; ++m)
-#pragma unroll
-      for (int i = 0; i < kMine; ++i)
-        load_full<D, 2, 1>(sides + (2 * (which & 1) + m) * kSide, 32 * (which & 1) + 16 * m < tokens, 2 * (2 * i + (which >> 1)), lane,
-                           words[m][i]);
+  __device__ __forceinline__ void load(const uint8_t* tile, int tokens, int which, int piece, int lane) {
+    const int m = 2 * which + piece;
+    load_full<D, kBlocks, 1>(tile + m * 2 * kSide, 16 * m < tokens, 0, lane, words);
   }
-  /// As they are, in the order of dimensions that `full` caches have.
   template <class S>
-  __device__ __forceinline__ void store(uint32_t keys, int which, int lane) const {
+  __device__ __forceinline__ void store(uint32_t keys, int, int which, int piece, int lane) const {
     const int g = lane >> 2, t = lane & 3;
-    const uint32_t row = keys + ((g >> 1) + 4 * (which & 1)) * S::kKeyRows + (g & 1) * 16;
+    const uint32_t row = keys + ((g >> 1) + 4 * which) * S::kKeyRows + (g & 1) * 16 + 64 * piece;
 #pragma unroll
-    for (int i = 0; i < kMine; ++i) {
-      const int step = 2 * i + (which >> 1);
-      if (step >= kPairs) break;
+    for (int step = 0; step < (kBlocks + 1) / 2; ++step)
 #pragma unroll
-      for (int k = 0; k < 4; ++k) {  // token 16 (k / 2) + 8 (k % 2)
-        const uint32_t to = row + (4 * (k >> 1) + 2 * (k & 1)) * 16;
-        const uint4 &a = words[k >> 1][i][0], &b = words[k >> 1][i][1];
-        const uint2 x = k & 1 ? uint2{a.y, a.w} : uint2{a.x, a.z}, y = k & 1 ? uint2{b.y, b.w} : uint2{b.x, b.z};
-        if (D % 32 && step == kPairs - 1)
+      for (int half = 0; half < 2; ++half) {  // of the tokens
+        const uint32_t to = row + half * 32;
+        const uint4 &a = words[2 * step], &b = words[min(2 * step + 1, kBlocks - 1)];
+        const uint2 x = half ? uint2{a.y, a.w} : uint2{a.x, a.z}, y = half ? uint2{b.y, b.w} : uint2{b.x, b.z};
+        if (2 * step + 1 == kBlocks)
           store_shared(to + (4 * step + (t >> 1)) * kCoreStride + 8 * (t & 1), x);
         else
           store_shared(to + (4 * step + t) * kCoreStride, uint4{x.x, x.y, y.x, y.y});
       }
-    }
   }
 };
 
@@ -84,16 +76,16 @@ __device__ __forceinline__ float convert_keys(uint32_t keys, const uint8_t* tile
   const auto load = [&](int block) {
 #pragma unroll
     for (int m = 0; m < 2; ++m)
-      load_full<D, 1, 1>(tile + (2 * (which & 1) + m) * 2 * KeyFull<D>::kSide, 32 * (which & 1) + 16 * m < tokens, block, lane, w + m);
+      load_full<D, 1, 1>(tile + (2 * which + m) * 2 * KeyFull<D>::kSide, 32 * which + 16 * m < tokens, block, lane, w + m);
   };
   int most = -127;
 #pragma unroll 1
   for (int b = 0; b < kBlocks; ++b) load(b), most = max(most, largest_exponent(w, half, 1));
   const int exponent = most - kFullTop;
   const float factor = power_of_two(-exponent);
-  const uint32_t row = keys + ((g >> 1) + 4 * (which & 1)) * S::kKeyRows + (g & 1) * 16;
+  const uint32_t row = keys + ((g >> 1) + 4 * which) * S::kKeyRows + (g & 1) * 16;
 #pragma unroll 1
-  for (int b = which >> 1; b < kBlocks; b += 2) {
+  for (int b = 0; b < kBlocks; ++b) {
     load(b);
     const bool odd_one = D % 32 && b == kBlocks - 1;
     const uint32_t at = row + 4 * (b >> 1) * kCoreStride + (odd_one ? 4 * t : (t >> 1) * kCoreStride + 4 * (t & 1) + 8 * (b & 1));
@@ -144,49 +136,48 @@ struct ValueBlock {
   }
 };
 
+/// Values as they are: two of a warp's blocks at a time.
 template <int D>
 struct ValueFull {
-  static constexpr int kBlocks = D / 16, kMine = (kBlocks + 3) / 4, kSide = side_bytes(Code::full, D);
-  ValueBlock<D> blocks[kMine];
+  static constexpr int kBlocks = D / 16, kSide = side_bytes(Code::full, D), kPieces = (kBlocks + 3) / 4;
+  ValueBlock<D> blocks[2];
 
-  __device__ __forceinline__ void load(const uint8_t* sides, int tokens, int which, int lane) {
+  __device__ __forceinline__ void load(const uint8_t* tile, int tokens, int which, int piece, int lane) {
 #pragma unroll
-    for (int i = 0; i < kMine; ++i)
-      if (4 * i + which < kBlocks) blocks[i].load(sides, kSide, tokens, 4 * i + which, lane);
+    for (int i = 0; i < 2; ++i) blocks[i].load(tile + kSide, 2 * kSide, tokens, 4 * piece + 2 * i + which, lane);
   }
   template <class S>
-  __device__ __forceinline__ void store(uint32_t values, int tokens, int which, int lane) {
+  __device__ __forceinline__ void store(uint32_t values, int tokens, int which, int piece, int lane) {
 #pragma unroll
-    for (int i = 0; i < kMine; ++i) {
-      if (4 * i + which >= kBlocks) break;
+    for (int i = 0; i < 2; ++i) {
+      const int block = 4 * piece + 2 * i + which;
+      if (block >= kBlocks) break;
       blocks[i].cut(tokens, lane);
-      blocks[i].template store<S>(values, 4 * i + which, lane, [](uint32_t w) { return w; });
+      blocks[i].template store<S>(values, block, lane, [](uint32_t w) { return w; });
     }
   }
 };
 
-/// Values beside codes. `top`: exponent so far; returns that from here on.
-template <class S>
-__device__ __forceinline__ int convert_values(uint32_t values, const uint8_t* tile, int tokens, bool half, float factor, int top, int which,
-                                              int lane) {
+/// Values beside codes. top_with(exponent): the exponent to store them with.
+template <class S, class F>
+__device__ __forceinline__ void convert_values(uint32_t values, const uint8_t* tile, int tokens, bool half, float factor, int which, int lane,
+                                               const F& top_with) {
   constexpr int kSide = side_bytes(Code::full, S::D);
   ValueBlock<S::D> block;
   int most = -127;
 #pragma unroll 1
-  for (int b = which; b < S::D / 16; b += 4) {
+  for (int b = which; b < S::D / 16; b += 2) {
     block.load(tile + kSide, 2 * kSide, tokens, b, lane);
     block.cut(tokens, lane);
     most = max(most, largest_exponent(block.words, half, factor));
   }
-  top = max(top, most - kFullTop);
-  const float scale = factor * power_of_two(-top);
+  const float scale = factor * power_of_two(-top_with(most - kFullTop));
 #pragma unroll 1
-  for (int b = which; b < S::D / 16; b += 4) {
+  for (int b = which; b < S::D / 16; b += 2) {
     block.load(tile + kSide, 2 * kSide, tokens, b, lane);
     block.cut(tokens, lane);
     block.template store<S>(values, b, lane, [&](uint32_t w) { return scaled_halves(w, half, scale); });
   }
-  return top;
 }
 
 }  // namespace tersor::kernels::cuda

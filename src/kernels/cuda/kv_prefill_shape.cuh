@@ -30,10 +30,10 @@ struct PrefillShape {
   static constexpr int kValueRows = 8 * kCoreStride, kValueBytes = D / 8 * kValueRows;  // eight dimensions, all
   static constexpr int kQueryRow = D + 8;                                             // numbers
   static constexpr int kValues = kStages * kKeyBytes, kQueries = kValues + kStages * kValueBytes;
-  // Tiles as they come from memory: slots of keys, slots of values.
-  static constexpr int kSlots = kCoded ? 3 : 2, kSlot = kCoded ? side_bytes(Code::affine8, D) : kPrefillTokens * D * 2;
+  // Tiles of codes as they come from memory, of each side: slots of tiles with even numbers, and of those with odd ones.
+  static constexpr int kSlots = 2, kSlot = kCoded ? side_bytes(Code::affine8, D) : 0;
   static constexpr int kRaw = kQueries + kRows * kQueryRow * 2;
-  static constexpr int kScratch = kRaw + 2 * kSlots * kSlot;
+  static constexpr int kScratch = kRaw + 4 * kSlots * kSlot;
   static constexpr int kShared = kScratch + (WarpVector<D>::kCore > 1 ? kRows / 16 * D * 4 : 0);
   static_assert(kShared <= 225 * 1024);
 };
@@ -41,9 +41,10 @@ struct PrefillShape {
 template <class S>
 struct PrefillShared {
   uint64_t key_full[S::kStages], key_empty[S::kStages], value_full[S::kStages], value_empty[S::kStages];
-  uint64_t raw_full[2][S::kSlots], raw_empty[2][S::kSlots];
-  float key_scale[S::kStages][2];       // of stored keys, of each half of the tokens
-  int value_exponent[S::kStages][4];    // of stored values, of every fourth block of 16 dimensions; never falls
+  uint64_t raw_full[2][2][S::kSlots], raw_empty[2][2][S::kSlots];  // [side][parity]
+  float key_scale[S::kStages][2];             // of stored keys, of each half of the tokens
+  int16_t value_exponent[S::kStages][2];      // of stored values, of even and odd blocks of 16 dimensions
+  int value_top[2];                           // the highest so far
 };
 
 __device__ __forceinline__ void barrier_init_count(uint64_t* barrier, int count) {
@@ -64,6 +65,7 @@ __device__ __forceinline__ void store_shared(uint32_t to, uint32_t x) {
 /// Which stage or slot comes next.
 template <int N>
 struct Cursor {
+  static constexpr int kCount = N;
   int at = 0;
   uint32_t phase = 0;
   __device__ __forceinline__ void advance() {
@@ -97,6 +99,7 @@ struct TileWalk {
   int first, last;
   int index = -1, tile = 0, left = 0;      // segment; the next tile of it
   int clear_low = 0, clear_high = 0;       // positions that all rows see
+  bool clear = false;                      // whether that is all of the tile, and scores are logits
 
   __device__ __forceinline__ int low(const AttendSegment& s, int position) const {
     const int lo = max(s.lo_abs, position + s.lo_rel);
@@ -110,9 +113,6 @@ struct TileWalk {
   /// The position of the first token of the tile that next() has found, and how many tokens of it there are.
   __device__ __forceinline__ int position() const { return segment().first + (tile - 1) * kPrefillTokens; }
   __device__ __forceinline__ int tokens() const { return segment().end - position(); }
-  __device__ __forceinline__ bool clear() const {
-    return p.mask == nullptr && position() >= clear_low && position() + kPrefillTokens <= clear_high;
-  }
   __device__ __forceinline__ bool next() {
     while (left == 0) {
       if (++index >= p.segment_count) return false;
@@ -122,6 +122,7 @@ struct TileWalk {
       clear_low = low(s, last), clear_high = high(s, first);
     }
     --left, ++tile;
+    clear = p.mask == nullptr && p.soft_cap <= 0 && position() >= clear_low && position() + kPrefillTokens <= clear_high;
     return true;
   }
 };

@@ -104,7 +104,7 @@ struct PrefillSoftmax {
   float out[D / 2];  // [block of 8 dimensions][row][2]
   float ref[2], total[2], shrink[2];
   bool moved = false;
-  int exponent[4] = {-127, -127, -127, -127};
+  uint32_t exponents = 0xff81ff81u;  // -127 twice
 
   __device__ __forceinline__ explicit PrefillSoftmax(const PrefillQueries<S>&) {
 #pragma unroll
@@ -118,26 +118,27 @@ struct PrefillSoftmax {
     float c[2][2];  // [row][half of the tokens]
 #pragma unroll
     for (int i = 0; i < 4; ++i) c[i >> 1][i & 1] = q.scale[i >> 1] * key_scale[i & 1];
-    if (p.soft_cap > 0 || !walk.clear()) filter(p, walk, q, c, s);
+    if (!walk.clear) filter(p, walk, q, c, s);
+    // Of this lane alone: the row's maximum is only needed when one of its four lanes has come too far above `ref`.
     float most[2];
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      float m[2] = {kHidden, kHidden};
+      float m[2][2];
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
-        float x = s[16 * h + 2 * r];
 #pragma unroll
-        for (int i = 0; i < 8; ++i) x = fmaxf(x, s[16 * h + 4 * (i >> 1) + 2 * r + (i & 1)]);
-        m[h] = x * c[r][h];
+        for (int i = 0; i < 2; ++i) m[h][i] = fmaxf(s[16 * h + 2 * r + i], s[16 * h + 4 + 2 * r + i]);
+#pragma unroll
+        for (int i = 0; i < 2; ++i) m[h][i] = fmaxf(m[h][i], fmaxf(s[16 * h + 8 + 2 * r + i], s[16 * h + 12 + 2 * r + i]));
       }
-      most[r] = fmaxf(m[0], m[1]);
-      most[r] = fmaxf(most[r], xor_shuffle(most[r], 1));
-      most[r] = fmaxf(most[r], xor_shuffle(most[r], 2));
+      most[r] = fmaxf(fmaxf(m[0][0], m[0][1]) * c[r][0], fmaxf(m[1][0], m[1][1]) * c[r][1]);
     }
     moved = __any_sync(~0u, most[0] > ref[0] + (kBelow + kRoom) || most[1] > ref[1] + (kBelow + kRoom));
     if (moved) {
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
+        most[r] = fmaxf(most[r], xor_shuffle(most[r], 1));
+        most[r] = fmaxf(most[r], xor_shuffle(most[r], 2));
         const float to = fmaxf(ref[r], most[r] - kBelow);
         shrink[r] = exp2_fast(ref[r] - to), ref[r] = to, total[r] *= shrink[r];
       }
@@ -163,18 +164,19 @@ struct PrefillSoftmax {
 #pragma unroll
       for (int i = 0; i < 4; ++i) out[4 * b + i] *= shrink[i >> 1];
   }
-  /// Outputs are relative to the values' power of two.
-  __device__ __forceinline__ void follow_exponent(const int (&to)[4]) {
-    if (to[0] == exponent[0] && to[1] == exponent[1] && to[2] == exponent[2] && to[3] == exponent[3]) return;
+  __device__ __forceinline__ static int exponent(uint32_t pair, int which) { return static_cast<int16_t>(which ? pair >> 16 : pair & 0xffffu); }
+  /// Outputs are relative to the values' powers of two, of even and of odd blocks of 16 dimensions.
+  __device__ __forceinline__ void follow_exponent(uint32_t to) {
+    if (to == exponents) return;
 #pragma unroll
-    for (int k = 0; k < 4; ++k) {
-      const float factor = power_of_two(max(exponent[k] - to[k], -126));
-      exponent[k] = to[k];
+    for (int k = 0; k < 2; ++k) {
+      const float factor = power_of_two(min(max(exponent(exponents, k) - exponent(to, k), -126), 127));
 #pragma unroll
-      for (int b = 2 * k; b < D / 8; b += 8)
+      for (int b = 2 * k; b < D / 8; b += 4)
 #pragma unroll
         for (int i = 0; i < 8; ++i) out[4 * b + i] *= factor;
     }
+    exponents = to;
   }
   /// Weights to the outputs' first operand.
   __device__ __forceinline__ void pack(const float (&s)[32], uint32_t (&weights)[4][4]) const {
@@ -207,7 +209,7 @@ struct PrefillSoftmax {
       const float scale = normaliser(q.view, vector, ref[r], sum) * factor;
 #pragma unroll
       for (int b = 0; b < D / 8; ++b) {
-        const float x = scale * power_of_two(max(exponent[b >> 1 & 3], -126));
+        const float x = S::kCoded ? scale * power_of_two(max(exponent(exponents, b >> 1 & 1), -126)) : scale;
         *reinterpret_cast<float2*>(rows + g * kRow + 8 * b + 2 * t) = {out[4 * b + 2 * r] * x, out[4 * b + 2 * r + 1] * x};
       }
       __syncwarp();
@@ -221,7 +223,6 @@ struct PrefillSoftmax {
   __device__ __forceinline__ void filter(const AttendParams& p, const TileWalk& walk, const PrefillQueries<S>& q, float (&c)[2][2],
                                          float (&s)[32]) const {
     const int lane = q.lane, position = walk.position() + 8 * (lane & 3);
-    const bool clear = walk.clear();
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       const int vector = q.view.vector0 + (lane >> 2) + 8 * r;
@@ -234,7 +235,7 @@ struct PrefillSoftmax {
           float& x = s[16 * h + 4 * (i >> 1) + 2 * r + (i & 1)];
           x *= c[r][h];
           if (p.soft_cap > 0) x = q.view.capped(x);
-          if (!clear) x = q.view.visible(x, bounds, mask, position + 32 * h + i);
+          x = q.view.visible(x, bounds, mask, position + 32 * h + i);
         }
         c[r][h] = 1;
       }
