@@ -1,6 +1,7 @@
 // Times the cache kernels: graph replay, every launch of a graph on other memory (cold L2), medians. One JSON line a measurement.
 //   kv_bench            the published shapes
 //   kv_bench sweep      also other splits and block sizes of each
+//   kv_bench short      other splits of short caches
 #include <cmath>
 #include <cstring>
 
@@ -84,7 +85,14 @@ void bench_attend(const std::string& name, const Shape& s, bool sweep) {
     std::fflush(stdout);
   };
   measure(plan.launch, p, "plan");
-  if (sweep && s.dim != 80 && s.dim != 96) {
+  if (s.tokens <= 4096 && s.batch == 1 && s.dim == 128 && sweep) {
+    for (const int splits : {1, 2, 4, 8, 16}) {
+      AttendParams params = p;
+      AttendPlan other;
+      attend_split(params, other, attend_variant_128(code, code, {s.group * s.rows > 4, false, false}), s.dim, splits);
+      measure(other.launch, params, "sweep");
+    }
+  } else if (sweep && s.dim != 80 && s.dim != 96) {
     for (const AttendUse& use : {AttendUse{false, false, false}, AttendUse{false, true, false}, AttendUse{false, false, true}}) {
       AttendUse wanted = use;
       wanted.wide = s.group * s.rows > 4;
@@ -148,6 +156,13 @@ void bench_append(const std::string& name, int batch, int kv_heads, int dim, int
   std::fflush(stdout);
 }
 
+void run_short() {
+  for (const char* name : {"full", "turboquant:4"})
+    for (const int tokens : {512, 1024, 2048, 4096}) bench_attend(name, {1, 8, 4, 128, tokens}, true);
+  bench_append("turboquant:4", 1, 8, 128, 1, 1023);
+  bench_append("full", 1, 8, 128, 1, 1023);
+}
+
 void run(bool sweep) {
   for (const char* name : {"turboquant:4", "turboquant:3", "turboquant:2", "turboquant:1", "affine:4", "affine:8", "full"})
     for (const Shape& s :
@@ -178,6 +193,9 @@ void run(bool sweep) {
 int main(int argc, char** argv) {
   using namespace tersor::kernels::cuda;
   check(cudaMalloc(&pool, kPool + (1 << 20)), "pool");
-  run(argc > 1 && !std::strcmp(argv[1], "sweep"));
+  if (argc > 1 && !std::strcmp(argv[1], "short"))
+    run_short();
+  else
+    run(argc > 1 && !std::strcmp(argv[1], "sweep"));
   return 0;
 }

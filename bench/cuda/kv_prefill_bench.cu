@@ -78,7 +78,11 @@ void run() {
   for (const char* name : {"turboquant:4", "turboquant:3", "turboquant:2", "affine:4", "affine:8"}) bench(name, llama, Number::bf16, false);
   for (const Number type : {Number::f16, Number::bf16}) bench("full", llama, type, false);
   for (const char* name : {"turboquant:4", "full"})
-    for (const Shape& s : {Shape{8, 4, 128, 2048, 2048}, {8, 4, 128, 8192, 8192}, {8, 4, 128, 32768, 2048}, {8, 4, 64, 8192, 2048}, {8, 4, 96, 8192, 2048},
+    for (const Shape& s : {Shape{8, 4, 128, 2048, 2048},
+                           {8, 4, 128, 8192, 8192},
+                           {8, 4, 128, 32768, 2048},
+                           {8, 4, 64, 8192, 2048},
+                           {8, 4, 96, 8192, 2048},
                            {8, 4, 80, 8192, 2048}})
       bench(name, s, Number::bf16, false);
   // Where the kernel for few rows ends.

@@ -62,8 +62,8 @@ TEST(KvPrefillCuda, BytesBehindTheLastTokenDoNotMatter) {
   for (const auto& name : {"turboquant:4", "affine:4", "full"}) {
     const LayerCodecs codecs(name, name, 128, Dtype::f16);
     constexpr int kTokens = 75, kRows = 40;
-    const DeviceRows k(normal(rng, kTokens * 128), 1, kTokens, 1, 128, Dtype::f16), v(normal(rng, kTokens * 128), 1, kTokens, 1, 128, Dtype::f16),
-        q(normal(rng, kRows * 128), 1, kRows, 1, 128, Dtype::f16);
+    const DeviceRows k(normal(rng, kTokens * 128), 1, kTokens, 1, 128, Dtype::f16),
+        v(normal(rng, kTokens * 128), 1, kTokens, 1, 128, Dtype::f16), q(normal(rng, kRows * 128), 1, kRows, 1, 128, Dtype::f16);
     const bool full = std::string(name) == "full";
     Slab clean(codecs, full, 1, 1, 128, 0), dirty(codecs, full, 1, 1, 128, 0);
     check(cudaMemset(dirty.tiles.get(), 0xff, dirty.tiles.size()), "fill");
@@ -81,7 +81,8 @@ TEST(KvPrefillCuda, NumbersOfVeryDifferentSizesAreKept) {
     for (const float size : {1e-5f, 1.0f, 2e4f}) {
       const LayerCodecs codecs(name, name, 128, Dtype::f16);
       constexpr int kTokens = 2048, kDim = 128, kRows = 64;
-      auto values = normal(rng, static_cast<size_t>(kTokens) * kDim, 0.01f * size, 0.01f * size), keys = normal(rng, static_cast<size_t>(kTokens) * kDim, size);
+      auto values = normal(rng, static_cast<size_t>(kTokens) * kDim, 0.01f * size, 0.01f * size),
+           keys = normal(rng, static_cast<size_t>(kTokens) * kDim, size);
       for (int d = 0; d < kDim; ++d) values[d] = values[100 * kDim + d] = std::min(50 * size, 6e4f);
       const DeviceRows k(keys, 1, kTokens, 1, kDim, Dtype::f32), v(values, 1, kTokens, 1, kDim, Dtype::f32),
           q(normal(rng, kRows * 4 * kDim, 1e3f), 1, kRows, 4, kDim, Dtype::f32);
@@ -90,7 +91,8 @@ TEST(KvPrefillCuda, NumbersOfVeryDifferentSizesAreKept) {
       AttendCase c;
       c.group = 4, c.rows = kRows, c.position = kTokens - kRows, c.sliding_window = kTokens - kRows - 200, c.prefill = true;
       c.scale = 0.0884e-3f / size;
-      EXPECT_LE(relative_error(attend(codecs, {{&slab}}, q, c, 1), Oracle(codecs, {{&slab}}).attend(q, c, 1)), size < 1 && std::string(name) == "full" ? 1e-2 : 3e-3)
+      EXPECT_LE(relative_error(attend(codecs, {{&slab}}, q, c, 1), Oracle(codecs, {{&slab}}).attend(q, c, 1)),
+                size < 1 && std::string(name) == "full" ? 1e-2 : 3e-3)
           << name << " " << size;
     }
 }
@@ -99,7 +101,8 @@ TEST(KvPrefillCuda, ManySmallWeightsBesideALargeOneAreKept) {
   std::mt19937 rng(16);
   const LayerCodecs codecs("turboquant:4", "turboquant:4", 128, Dtype::f16);
   constexpr int kTokens = 4096, kDim = 128, kRows = 32;
-  auto keys = normal(rng, static_cast<size_t>(kTokens) * kDim, 0.05f), values = normal(rng, static_cast<size_t>(kTokens) * kDim, 0.5f, 1.0f);
+  auto keys = normal(rng, static_cast<size_t>(kTokens) * kDim, 0.05f),
+       values = normal(rng, static_cast<size_t>(kTokens) * kDim, 0.5f, 1.0f);
   const auto one = normal(rng, kDim);
   std::vector<float> query;
   for (int i = 0; i < kRows; ++i) query.insert(query.end(), one.begin(), one.end());

@@ -160,9 +160,10 @@ struct KeyCodes {
         const uint32_t to = row + (4 * (k >> 1) + 2 * (k & 1)) * 16;
         if (step < kSteps) {
           const FourCodes low = decoder.at(words[step], 4 * (k >> 1) + (k & 1)), high = decoder.at(words[step], 4 * (k >> 1) + 2 + (k & 1));
-          store_shared(to + (4 * step + t) * kCoreStride,
-                       uint4{numbers_of<C, Places::first>(low, scale[k], bias[k]), numbers_of<C, Places::second>(low, scale[k], bias[k]),
-                             numbers_of<C, Places::first>(high, scale[k], bias[k]), numbers_of<C, Places::second>(high, scale[k], bias[k])});
+          store_shared(
+              to + (4 * step + t) * kCoreStride,
+              uint4{numbers_of<C, Places::first>(low, scale[k], bias[k]), numbers_of<C, Places::second>(low, scale[k], bias[k]),
+                    numbers_of<C, Places::first>(high, scale[k], bias[k]), numbers_of<C, Places::second>(high, scale[k], bias[k])});
         } else {
           const FourCodes x = which ? decoder.at(words[step], 4 + k) : decoder.at(words[step], k);
           store_shared(to + (4 * kSteps + (t >> 1)) * kCoreStride + 8 * (t & 1),

@@ -37,7 +37,8 @@ __device__ __forceinline__ void load_full(const uint8_t* side, bool there, int f
   }
 }
 
-/// Keys as they are, in the order of dimensions that `full` caches have: one of the two tiles of 16 tokens of a warp. Registers: [dimensions
+/// Keys as they are, in the order of dimensions that `full` caches have: one of the two tiles of 16 tokens of a warp. Registers:
+/// [dimensions
 /// + 8][token + 8].
 template <int D>
 struct KeyFull {
@@ -160,8 +161,8 @@ struct ValueFull {
 
 /// Values beside codes. top_with(exponent): the exponent to store them with.
 template <class S, class F>
-__device__ __forceinline__ void convert_values(uint32_t values, const uint8_t* tile, int tokens, bool half, float factor, int which, int lane,
-                                               const F& top_with) {
+__device__ __forceinline__ void convert_values(uint32_t values, const uint8_t* tile, int tokens, bool half, float factor, int which,
+                                               int lane, const F& top_with) {
   constexpr int kSide = side_bytes(Code::full, S::D);
   ValueBlock<S::D> block;
   int most = -127;

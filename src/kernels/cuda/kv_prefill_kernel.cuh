@@ -58,8 +58,8 @@ struct Decoding {
     copy_kept(shared_address(slot_memory(asked)), from, bytes, barrier);
     asked.advance();
   }
-  /// The tiles of a segment, from the one that the walk has found to its last: `send(i)` asks for one of them, `load(slot, i)` takes it into
-  /// registers, `store(i)` leaves it in the present stage.
+  /// The tiles of a segment, from the one that the walk has found to its last: `send(i)` asks for one of them, `load(slot, i)` takes it
+  /// into registers, `store(i)` leaves it in the present stage.
   template <class Send, class Load, class Store>
   __device__ __forceinline__ void tiles(TileWalk& walk, const Send& send, const Load& load, const Store& store) {
     const int count = walk.left + 1, first = (number ^ parity) & 1;
@@ -97,8 +97,7 @@ struct Decoding {
     const int tokens = walk.tokens();
     Tile tile;
     tiles(
-        walk,
-        [&](int i) { ask(from + static_cast<size_t>(i) * tile_bytes, side_bytes(C, S::D)); },
+        walk, [&](int i) { ask(from + static_cast<size_t>(i) * tile_bytes, side_bytes(C, S::D)); },
         [&](const uint8_t* raw, int i) {
           tile.load(raw, which, lane);
           if (tokens - i * kPrefillTokens < kPrefillTokens) tile.cut(tokens - i * kPrefillTokens, which, lane);
@@ -161,7 +160,8 @@ struct Decoding {
         plain_tiles(walk);
       } else if (walk.segment().full) {
         converted_tiles(walk);
-      } else switch (kSide == 0 ? keys : values) {
+      } else
+        switch (kSide == 0 ? keys : values) {
           case Code::turbo1: codes<Code::turbo1>(walk, bytes, offset); break;
           case Code::turbo2: codes<Code::turbo2>(walk, bytes, offset); break;
           case Code::turbo3: codes<Code::turbo3>(walk, bytes, offset); break;
@@ -190,8 +190,7 @@ __device__ __forceinline__ void multiply(const AttendParams& p, PrefillShared<S>
     const uint64_t keys = core_descriptor(base + key.at * S::kKeyBytes, S::kKeyRows);
     wgmma_fence();
 #pragma unroll
-    for (int i = 0; i < S::D / 16; ++i)
-      CoreProduct<typename S::T, 64>::run(s, q.words[i], keys + i * (2 * kCoreStride >> 4), i > 0);
+    for (int i = 0; i < S::D / 16; ++i) CoreProduct<typename S::T, 64>::run(s, q.words[i], keys + i * (2 * kCoreStride >> 4), i > 0);
     wgmma_commit();
   };
   const auto outputs = [&](const uint32_t(&weights)[4][4]) {

@@ -26,9 +26,9 @@ struct PrefillShape {
   static constexpr bool kCoded = kCoded_;
   static constexpr int kGroups = 2, kRows = 64 * kGroups, kConsumers = 128 * kGroups, kThreads = kConsumers + 256;
   static constexpr int kStages = 3;
-  static constexpr int kKeyRows = D / 8 * kCoreStride, kKeyBytes = 8 * kKeyRows;      // eight tokens, all
+  static constexpr int kKeyRows = D / 8 * kCoreStride, kKeyBytes = 8 * kKeyRows;        // eight tokens, all
   static constexpr int kValueRows = 8 * kCoreStride, kValueBytes = D / 8 * kValueRows;  // eight dimensions, all
-  static constexpr int kQueryRow = D + 8;                                             // numbers
+  static constexpr int kQueryRow = D + 8;                                               // numbers
   static constexpr int kValues = kStages * kKeyBytes, kQueries = kValues + kStages * kValueBytes;
   // Tiles of codes as they come from memory, of each side: slots of tiles with even numbers, and of those with odd ones.
   static constexpr int kSlots = 2, kSlot = kCoded ? side_bytes(Code::affine8, D) : 0;
@@ -42,9 +42,9 @@ template <class S>
 struct PrefillShared {
   uint64_t key_full[S::kStages], key_empty[S::kStages], value_full[S::kStages], value_empty[S::kStages];
   uint64_t raw_full[2][2][S::kSlots], raw_empty[2][2][S::kSlots];  // [side][parity]
-  float key_scale[S::kStages][2];             // of stored keys, of each half of the tokens
-  int16_t value_exponent[S::kStages][2];      // of stored values, of even and odd blocks of 16 dimensions
-  int value_top[2];                           // the highest so far
+  float key_scale[S::kStages][2];                                  // of stored keys, of each half of the tokens
+  int16_t value_exponent[S::kStages][2];                           // of stored values, of even and odd blocks of 16 dimensions
+  int value_top[2];                                                // the highest so far
 };
 
 __device__ __forceinline__ void barrier_init_count(uint64_t* barrier, int count) {
@@ -97,9 +97,8 @@ __device__ __forceinline__ float power_of_two(int n) { return __int_as_float((n 
 struct TileWalk {
   const AttendParams& p;
   int first, last;
-  int index = -1, tile = 0, left = 0;      // segment; the next tile of it
-  int clear_low = 0, clear_high = 0;       // positions that all rows see
-  bool clear = false;                      // whether that is all of the tile, and scores are logits
+  int index = -1, tile = 0, left = 0;  // segment; the next tile of it
+  int clear_low = 0, clear_high = 0;   // positions that all rows see
 
   __device__ __forceinline__ int low(const AttendSegment& s, int position) const {
     const int lo = max(s.lo_abs, position + s.lo_rel);
@@ -113,6 +112,10 @@ struct TileWalk {
   /// The position of the first token of the tile that next() has found, and how many tokens of it there are.
   __device__ __forceinline__ int position() const { return segment().first + (tile - 1) * kPrefillTokens; }
   __device__ __forceinline__ int tokens() const { return segment().end - position(); }
+  /// Whether all rows see all of the tile, and scores are logits.
+  __device__ __forceinline__ bool clear() const {
+    return p.soft_cap <= 0 && p.mask == nullptr && position() >= clear_low && position() + kPrefillTokens <= clear_high;
+  }
   __device__ __forceinline__ bool next() {
     while (left == 0) {
       if (++index >= p.segment_count) return false;
@@ -122,7 +125,6 @@ struct TileWalk {
       clear_low = low(s, last), clear_high = high(s, first);
     }
     --left, ++tile;
-    clear = p.mask == nullptr && p.soft_cap <= 0 && position() >= clear_low && position() + kPrefillTokens <= clear_high;
     return true;
   }
 };

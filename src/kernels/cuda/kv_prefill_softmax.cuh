@@ -15,7 +15,8 @@ __device__ __forceinline__ float value_factor(const AttendParams& p) { return p.
 /// Row and head within the group of a query vector.
 struct VectorPlace {
   int group, row, head;
-  __device__ __forceinline__ VectorPlace(const AttendParams& p, int vector) : group(p.group), row(vector / p.group), head(vector - row * group) {}
+  __device__ __forceinline__ VectorPlace(const AttendParams& p, int vector)
+      : group(p.group), row(vector / p.group), head(vector - row * group) {}
   __device__ __forceinline__ void advance() {
     if (++head == group) head = 0, ++row;
   }
@@ -61,7 +62,8 @@ struct PrefillQueries {
     for (int i = 0; i < D / 16; ++i)
 #pragma unroll
       for (int k = 0; k < 4; ++k)
-        words[i][k] = *reinterpret_cast<const uint32_t*>(rows + (g + 8 * (k & 1)) * S::kQueryRow + dimension(2 * i + (k >> 1), 2 * (lane & 3)));
+        words[i][k] =
+            *reinterpret_cast<const uint32_t*>(rows + (g + 8 * (k & 1)) * S::kQueryRow + dimension(2 * i + (k >> 1), 2 * (lane & 3)));
     __syncwarp();
 #pragma unroll
     for (float& s : scale) s *= p.scale * 1.44269504f;
@@ -101,7 +103,7 @@ template <class S>
 struct PrefillSoftmax {
   static constexpr int D = S::D;
   static constexpr float kBelow = 6, kRoom = 8;  // weights are 2^kBelow at the maximum, and may exceed that by 2^kRoom before `ref` moves
-  float out[D / 2];  // [block of 8 dimensions][row][2]
+  float out[D / 2];                              // [block of 8 dimensions][row][2]
   float ref[2], total[2], shrink[2];
   bool moved = false;
   uint32_t exponents = 0xff81ff81u;  // -127 twice
@@ -113,12 +115,12 @@ struct PrefillSoftmax {
   }
 
   /// Scores to weights, and their sums; outputs are to be rescaled afterwards.
-  __device__ __forceinline__ void weigh(const AttendParams& p, const TileWalk& walk, const float (&key_scale)[2], const PrefillQueries<S>& q,
-                                        float (&s)[32]) {
+  __device__ __forceinline__ void weigh(const AttendParams& p, const TileWalk& walk, const float (&key_scale)[2],
+                                        const PrefillQueries<S>& q, float (&s)[32]) {
     float c[2][2];  // [row][half of the tokens]
 #pragma unroll
     for (int i = 0; i < 4; ++i) c[i >> 1][i & 1] = q.scale[i >> 1] * key_scale[i & 1];
-    if (!walk.clear) filter(p, walk, q, c, s);
+    if (!walk.clear()) filter(p, walk, q, c, s);
     // Of this lane alone: the row's maximum is only needed when one of its four lanes has come too far above `ref`.
     float most[2];
 #pragma unroll
@@ -164,7 +166,9 @@ struct PrefillSoftmax {
 #pragma unroll
       for (int i = 0; i < 4; ++i) out[4 * b + i] *= shrink[i >> 1];
   }
-  __device__ __forceinline__ static int exponent(uint32_t pair, int which) { return static_cast<int16_t>(which ? pair >> 16 : pair & 0xffffu); }
+  __device__ __forceinline__ static int exponent(uint32_t pair, int which) {
+    return static_cast<int16_t>(which ? pair >> 16 : pair & 0xffffu);
+  }
   /// Outputs are relative to the values' powers of two, of even and of odd blocks of 16 dimensions.
   __device__ __forceinline__ void follow_exponent(uint32_t to) {
     if (to == exponents) return;
@@ -258,8 +262,8 @@ struct PrefillSoftmax {
   __device__ __forceinline__ void write_row(const AttendParams& p, const PrefillQueries<S>& q, const float (&v)[WarpVector<D>::kEach],
                                             const VectorPlace& place) const {
     using W = WarpVector<D>;
-    const long long at = q.view.batch * p.out_batch_stride + (q.view.kv_head * p.group + place.head) * p.out_head_stride +
-                         place.row * p.out_token_stride;
+    const long long at =
+        q.view.batch * p.out_batch_stride + (q.view.kv_head * p.group + place.head) * p.out_head_stride + place.row * p.out_token_stride;
     if constexpr (W::kPower && W::kEach == 4) {
       if (p.queries.type != Number::f32 && (at & 3) == 0) {
         const bool half = p.queries.type == Number::f16;

@@ -1,5 +1,6 @@
 // Warpgroup products of the prefill kernel: the first operand in registers, the second in shared memory without swizzle, because the
-// kernel's own threads write it, 16 bytes at a time: core matrices of 8 rows of 16 bytes, at strides that keep writers off each other's banks.
+// kernel's own threads write it, 16 bytes at a time: core matrices of 8 rows of 16 bytes, at strides that keep writers off each other's
+// banks.
 #pragma once
 
 #include "kernels/cuda/kv_primitives.cuh"
@@ -19,15 +20,15 @@ __device__ __forceinline__ uint64_t core_descriptor(uint32_t address, uint32_t r
 template <class T, int N>
 struct CoreProduct;
 
-#define TERSOR_CORE(T, TYPE, N, SUMS, D, A0, A1, A2, A3, B, P)                                                                      \
-  template <>                                                                                                                       \
-  struct CoreProduct<T, N> {                                                                                                        \
-    static __device__ __forceinline__ void run(float (&d)[N / 2], const uint32_t (&a)[4], uint64_t b, int add) {                    \
-      asm volatile("{.reg .pred p;\nsetp.ne.b32 p," P ",0;\nwgmma.mma_async.sync.aligned.m64n" #N "k16.f32." TYPE "." TYPE " {" D   \
-                   "},{" A0 "," A1 "," A2 "," A3 "}," B ",p,1,1,0;}"                                                                \
-                   : SUMS                                                                                                           \
-                   : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add));                                                 \
-    }                                                                                                                               \
+#define TERSOR_CORE(T, TYPE, N, SUMS, D, A0, A1, A2, A3, B, P)                                                                             \
+  template <>                                                                                                                              \
+  struct CoreProduct<T, N> {                                                                                                               \
+    static __device__ __forceinline__ void run(float (&d)[N / 2], const uint32_t (&a)[4], uint64_t b, int add) {                           \
+      asm volatile("{.reg .pred p;\nsetp.ne.b32 p," P ",0;\nwgmma.mma_async.sync.aligned.m64n" #N "k16.f32." TYPE "." TYPE " {" D "},{" A0 \
+                   "," A1 "," A2 "," A3 "}," B ",p,1,1,0;}"                                                                                \
+                   : SUMS                                                                                                                  \
+                   : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add));                                                        \
+    }                                                                                                                                      \
   };
 TERSOR_CORE(__half, "f16", 64, TERSOR_SUMS_32, TERSOR_REGISTERS_32, "%32", "%33", "%34", "%35", "%36", "%37")
 TERSOR_CORE(__nv_bfloat16, "bf16", 64, TERSOR_SUMS_32, TERSOR_REGISTERS_32, "%32", "%33", "%34", "%35", "%36", "%37")
