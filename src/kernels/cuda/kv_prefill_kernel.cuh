@@ -193,15 +193,18 @@ __device__ __forceinline__ void multiply(const AttendParams& p, PrefillShared<S>
     for (int i = 0; i < S::D / 16; ++i) CoreProduct<typename S::T, 64>::run(s, q.words[i], keys + i * (2 * kCoreStride >> 4), i > 0);
     wgmma_commit();
   };
+  uint32_t exponents = 0;
+  const auto wait_values = [&] {
+    wait_full(shared.value_full, value);
+    if constexpr (S::kCoded) exponents = *reinterpret_cast<const uint32_t*>(shared.value_exponent[value.at]);
+  };
   const auto outputs = [&](const uint32_t(&weights)[4][4]) {
     const uint64_t values = core_descriptor(base + S::kValues + value.at * S::kValueBytes, S::kValueRows);
+    if constexpr (S::kCoded) state.follow_exponent(exponents);
     wgmma_fence();
 #pragma unroll
     for (int i = 0; i < 4; ++i) CoreProduct<typename S::T, S::D>::run(state.out, weights[i], values + i * (2 * kCoreStride >> 4), 1);
     wgmma_commit();
-  };
-  const auto follow = [&] {
-    if constexpr (S::kCoded) state.follow_exponent(*reinterpret_cast<const uint32_t*>(shared.value_exponent[value.at]));
   };
   const auto release = [&](uint64_t(&barriers)[S::kStages], Cursor<S::kStages>& at) {
     if (lane == 0) barrier_arrive(&barriers[at.at]);
@@ -219,9 +222,8 @@ __device__ __forceinline__ void multiply(const AttendParams& p, PrefillShared<S>
     state.pack(s, weights);
     more = walk.next();
     while (more) {
+      wait_values();
       scores(s);
-      wait_full(shared.value_full, value);
-      follow();
       outputs(weights);
       wgmma_wait<1>();
       state.weigh(p, walk, key_scale, q, s);
@@ -232,8 +234,7 @@ __device__ __forceinline__ void multiply(const AttendParams& p, PrefillShared<S>
       state.pack(s, weights);
       more = walk.next();
     }
-    wait_full(shared.value_full, value);
-    follow();
+    wait_values();
     outputs(weights);
     wgmma_wait<0>();
   }

@@ -98,7 +98,7 @@ struct TileWalk {
   const AttendParams& p;
   int first, last;
   int index = -1, tile = 0, left = 0;  // segment; the next tile of it
-  int clear_low = 0, clear_high = 0;   // positions that all rows see
+  int clear_begin = 0, clear_end = 0;  // tiles of it that all rows see whole, if scores are logits
 
   __device__ __forceinline__ int low(const AttendSegment& s, int position) const {
     const int lo = max(s.lo_abs, position + s.lo_rel);
@@ -113,16 +113,15 @@ struct TileWalk {
   __device__ __forceinline__ int position() const { return segment().first + (tile - 1) * kPrefillTokens; }
   __device__ __forceinline__ int tokens() const { return segment().end - position(); }
   /// Whether all rows see all of the tile, and scores are logits.
-  __device__ __forceinline__ bool clear() const {
-    return p.soft_cap <= 0 && p.mask == nullptr && position() >= clear_low && position() + kPrefillTokens <= clear_high;
-  }
+  __device__ __forceinline__ bool clear() const { return tile > clear_begin && tile <= clear_end; }
   __device__ __forceinline__ bool next() {
     while (left == 0) {
       if (++index >= p.segment_count) return false;
       const AttendSegment& s = p.segments[index];
       tile = max(0, low(s, first) - s.first) / kPrefillTokens;
       left = max(0, (max(0, high(s, last) - s.first) + kPrefillTokens - 1) / kPrefillTokens - tile);
-      clear_low = low(s, last), clear_high = high(s, first);
+      clear_begin = (max(0, low(s, last) - s.first) + kPrefillTokens - 1) / kPrefillTokens;
+      clear_end = p.soft_cap <= 0 && p.mask == nullptr ? max(0, high(s, first) - s.first) / kPrefillTokens : 0;
     }
     --left, ++tile;
     return true;
