@@ -20,17 +20,16 @@ AttendVariant variant_for(Code keys, Code values, int dim, AttendUse use) {
 }
 
 // Splits that finish first when every processor takes one block at a time. In units of the time a block needs for a tile of each warp:
-// a block costs about kFixed more, and where there are several, they meet in memory and the last one reads what every split wrote.
+// a block costs about kFixed more, and the last block reads what every split wrote.
 int best_splits(int tiles, long long units, int warps, int processors) {
-  constexpr double kFixed = 4, kMeet = 0.4, kMerge = 0.08;
+  constexpr double kFixed = 4, kMerge = 0.08;
   constexpr int kMost = 64;
   int best = 1;
   double least = 1e300;
   for (int splits = 1; splits <= std::min(kMost, std::max(1, tiles)); ++splits) {
     const double waves = static_cast<double>((units * splits + processors - 1) / processors);
-    const int share = (tiles + splits - 1) / splits;
-    const double tiles_of_warp = (share + warps - 1) / warps, even = static_cast<double>(share) / warps;  // idle warps make room
-    const double cost = waves * (kFixed + (tiles_of_warp + even) / 2) + (splits > 1 ? kMeet + kMerge * splits : 0);
+    const double tiles_of_warp = static_cast<double>((tiles + splits - 1) / splits + warps - 1) / warps;
+    const double cost = waves * (kFixed + tiles_of_warp) + kMerge * splits;
     if (cost < least) least = cost, best = splits;
   }
   return best;

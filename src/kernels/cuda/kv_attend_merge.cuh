@@ -112,7 +112,6 @@ __device__ __forceinline__ void merge(const AttendView& view, int split, AttendS
     }
   }
   __syncthreads();
-  const bool alone = p.splits == 1;  // nothing to meet in memory
   for (int quad = threadIdx.x; quad < kQuads; quad += kThreads) {
     const int vector = quad / (D / 4);
     Weighted sum;
@@ -123,22 +122,8 @@ __device__ __forceinline__ void merge(const AttendView& view, int split, AttendS
 #pragma unroll
     for (int w = 0; w < S::kWarps; ++w)
       sum.add(reinterpret_cast<const float4*>(memory + w * S::kStages * S::kStage)[quad], ends[w][vector]);
-    if (alone) {  // in place of the first warp's: no other thread reads that
-      const float factor = normaliser(view, view.vector0 + vector, sum.top, sum.total);
-      reinterpret_cast<float4*>(memory)[quad] = {sum.out.x * factor, sum.out.y * factor, sum.out.z * factor, sum.out.w * factor};
-      continue;
-    }
     reinterpret_cast<float4*>(partials.out(split))[quad] = sum.out;
     if (quad % (D / 4) == 0) partials.ends(split)[vector] = {sum.top, sum.total};
-  }
-  const auto write = [&](const float* rows) {
-    __syncthreads();
-    for (int vector = warp; vector < kVectors; vector += S::kWarps)
-      write_vector<S>(view, vector, rows + vector * D, scratch + warp * D, lane);
-  };
-  if (alone) {
-    if (threadIdx.x == 0 && p.done != nullptr && unit == 0) *p.done = 1;
-    return write(reinterpret_cast<const float*>(memory));
   }
   __syncthreads();
   if (threadIdx.x == 0) {
@@ -170,7 +155,9 @@ __device__ __forceinline__ void merge(const AttendView& view, int split, AttendS
     const float factor = normaliser(view, view.vector0 + quad / (D / 4), sum.top, sum.total);
     reinterpret_cast<float4*>(rows)[quad] = {sum.out.x * factor, sum.out.y * factor, sum.out.z * factor, sum.out.w * factor};
   }
-  write(rows);
+  __syncthreads();
+  for (int vector = warp; vector < kVectors; vector += S::kWarps)
+    write_vector<S>(view, vector, rows + vector * D, scratch + warp * D, lane);
 }
 
 }  // namespace tersor::kernels::cuda

@@ -6,12 +6,12 @@
 namespace tersor::kernels::cuda {
 namespace {
 
-PrefillVariant variant_for(bool coded, Number full, int dim) {
+PrefillVariant variant_for(Code keys, Number full, int dim) {
   switch (dim) {
-    case 64: return prefill_variant_64(coded, full);
-    case 80: return prefill_variant_80(coded, full);
-    case 96: return prefill_variant_96(coded, full);
-    case 128: return prefill_variant_128(coded, full);
+    case 64: return prefill_variant_64(keys, full);
+    case 80: return prefill_variant_80(keys, full);
+    case 96: return prefill_variant_96(keys, full);
+    case 128: return prefill_variant_128(keys, full);
     default: return {};
   }
 }
@@ -22,12 +22,11 @@ long long blocks_of(const AttendParams& p, int rows) { return (static_cast<long 
 
 Launch prefill_any(PrefillParams& params, Code keys, Code values, int dim) {
   const AttendParams& p = params.attend;
-  const bool coded = keys != Code::full;
   Launch launch;
-  if (coded != (values != Code::full)) return launch;
+  if ((keys == Code::full) != (values == Code::full) || is_affine(keys) != is_affine(values)) return launch;
   // bfloat16 operands would take digits from wider queries.
-  if (!coded && p.full_type == Number::bf16 && p.queries.type != Number::bf16) return launch;
-  const PrefillVariant variant = variant_for(coded, p.full_type, dim);
+  if (keys == Code::full && p.full_type == Number::bf16 && p.queries.type != Number::bf16) return launch;
+  const PrefillVariant variant = variant_for(keys, p.full_type, dim);
   if (variant.function == nullptr) return launch;
   params.keys = keys, params.values = values;
   launch.function = variant.function;

@@ -2,6 +2,6 @@
 
 namespace tersor::kernels::cuda {
 
-PrefillVariant prefill_variant_128(bool coded, Number full) { return find_prefill_variant<128>(coded, full); }
+PrefillVariant prefill_variant_128(Code keys, Number full) { return find_prefill_variant<128>(keys, full); }
 
 }  // namespace tersor::kernels::cuda

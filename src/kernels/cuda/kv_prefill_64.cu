@@ -2,6 +2,6 @@
 
 namespace tersor::kernels::cuda {
 
-PrefillVariant prefill_variant_64(bool coded, Number full) { return find_prefill_variant<64>(coded, full); }
+PrefillVariant prefill_variant_64(Code keys, Number full) { return find_prefill_variant<64>(keys, full); }
 
 }  // namespace tersor::kernels::cuda

@@ -2,6 +2,6 @@
 
 namespace tersor::kernels::cuda {
 
-PrefillVariant prefill_variant_80(bool coded, Number full) { return find_prefill_variant<80>(coded, full); }
+PrefillVariant prefill_variant_80(Code keys, Number full) { return find_prefill_variant<80>(keys, full); }
 
 }  // namespace tersor::kernels::cuda

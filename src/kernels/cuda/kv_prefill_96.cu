@@ -2,6 +2,6 @@
 
 namespace tersor::kernels::cuda {
 
-PrefillVariant prefill_variant_96(bool coded, Number full) { return find_prefill_variant<96>(coded, full); }
+PrefillVariant prefill_variant_96(Code keys, Number full) { return find_prefill_variant<96>(keys, full); }
 
 }  // namespace tersor::kernels::cuda

@@ -153,6 +153,18 @@ struct Decoding {
       }
     });
   }
+  __device__ __forceinline__ void codes_of(TileWalk& walk, Code code, int bytes, int offset) {
+    if constexpr (S::kKind == PrefillKind::turboquant) {
+      if (code == Code::turbo4) return codes<Code::turbo4>(walk, bytes, offset);
+      if (code == Code::turbo3) return codes<Code::turbo3>(walk, bytes, offset);
+      if (code == Code::turbo2) return codes<Code::turbo2>(walk, bytes, offset);
+      return codes<Code::turbo1>(walk, bytes, offset);
+    } else if constexpr (S::kKind == PrefillKind::affine) {
+      if (code == Code::affine4) return codes<Code::affine4>(walk, bytes, offset);
+      if (code == Code::affine8) return codes<Code::affine8>(walk, bytes, offset);
+      return codes<Code::affine2>(walk, bytes, offset);
+    }
+  }
   __device__ __forceinline__ void run(TileWalk walk, Code keys, Code values) {
     const int offset = kSide == 0 ? 0 : side_bytes(keys, S::D), bytes = side_bytes(keys, S::D) + side_bytes(values, S::D);
     while (walk.next()) {
@@ -160,17 +172,9 @@ struct Decoding {
         plain_tiles(walk);
       } else if (walk.segment().full) {
         converted_tiles(walk);
-      } else
-        switch (kSide == 0 ? keys : values) {
-          case Code::turbo1: codes<Code::turbo1>(walk, bytes, offset); break;
-          case Code::turbo2: codes<Code::turbo2>(walk, bytes, offset); break;
-          case Code::turbo3: codes<Code::turbo3>(walk, bytes, offset); break;
-          case Code::turbo4: codes<Code::turbo4>(walk, bytes, offset); break;
-          case Code::affine2: codes<Code::affine2>(walk, bytes, offset); break;
-          case Code::affine4: codes<Code::affine4>(walk, bytes, offset); break;
-          case Code::affine8: codes<Code::affine8>(walk, bytes, offset); break;
-          case Code::full: break;  // not in a shape of codes
-        }
+      } else {
+        codes_of(walk, kSide == 0 ? keys : values, bytes, offset);
+      }
     }
   }
 };
@@ -261,7 +265,8 @@ __global__ void __launch_bounds__(S::kThreads, 1) prefill_kernel(const __grid_co
   }
   __syncthreads();
   wait_for_earlier();
-  constexpr int kConsumerRegisters = S::kCoded ? 184 : 192, kProducerRegisters = S::kCoded ? 72 : 64;
+  constexpr bool kAffine = S::kKind == PrefillKind::affine;
+  constexpr int kConsumerRegisters = kAffine ? 184 : 192, kProducerRegisters = kAffine ? 72 : 64;
   if (warp >= S::kConsumers / 32) {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kProducerRegisters));
     const int part = warp - S::kConsumers / 32;

@@ -19,11 +19,15 @@ namespace tersor::kernels::cuda {
 
 inline constexpr int kPrefillTokens = 64;  // of a tile
 
-template <int D_, class T_, bool kCoded_>
+/// What a kernel is made for. Kinds of codes have kernels of their own, because the compiler shares out registers over all of a kernel.
+enum class PrefillKind { full, turboquant, affine };
+
+template <int D_, class T_, PrefillKind kKind_>
 struct PrefillShape {
   using T = T_;  // of operands
   static constexpr int D = D_;
-  static constexpr bool kCoded = kCoded_;
+  static constexpr PrefillKind kKind = kKind_;
+  static constexpr bool kCoded = kKind != PrefillKind::full;
   static constexpr int kGroups = 2, kRows = 64 * kGroups, kConsumers = 128 * kGroups, kThreads = kConsumers + 256;
   static constexpr int kStages = 3;
   static constexpr int kKeyRows = D / 8 * kCoreStride, kKeyBytes = 8 * kKeyRows;        // eight tokens, all

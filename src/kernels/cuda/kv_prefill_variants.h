@@ -10,9 +10,9 @@ struct PrefillVariant {
   int rows = 0, threads = 0, shared_bytes = 0;
 };
 
-PrefillVariant prefill_variant_64(bool coded, Number full);
-PrefillVariant prefill_variant_80(bool coded, Number full);
-PrefillVariant prefill_variant_96(bool coded, Number full);
-PrefillVariant prefill_variant_128(bool coded, Number full);
+PrefillVariant prefill_variant_64(Code keys, Number full);
+PrefillVariant prefill_variant_80(Code keys, Number full);
+PrefillVariant prefill_variant_96(Code keys, Number full);
+PrefillVariant prefill_variant_128(Code keys, Number full);
 
 }  // namespace tersor::kernels::cuda
