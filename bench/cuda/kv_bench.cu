@@ -1,48 +1,17 @@
 // Times the cache kernels: graph replay, every launch of a graph on other memory (cold L2), medians. One JSON line a measurement.
 //   kv_bench            the published shapes
 //   kv_bench sweep      also other splits and block sizes of each
-#include <cuda_runtime.h>
-
-#include <algorithm>
+//   kv_bench short      other splits of short caches
 #include <cmath>
-#include <cstdio>
 #include <cstring>
-#include <functional>
-#include <string>
-#include <vector>
 
 #include "kernels/cuda/kv_append.h"
-#include "kernels/cuda/kv_attend.h"
 #include "kernels/cuda/kv_attend_variants.h"
-#include "kernels/cuda/kv_codec.h"
+#include "kv_device.cuh"
 
 namespace tersor::kernels::cuda {
 namespace {
 
-void check(cudaError_t error, const char* what) {
-  if (error == cudaSuccess) return;
-  std::fprintf(stderr, "%s: %s\n", what, cudaGetErrorString(error));
-  std::exit(3);
-}
-
-constexpr size_t kPool = size_t{9} << 30;
-uint8_t* pool;
-
-__global__ void fill(uint32_t* words, size_t count) {
-  for (size_t i = blockIdx.x * static_cast<size_t>(blockDim.x) + threadIdx.x; i < count; i += static_cast<size_t>(gridDim.x) * blockDim.x) {
-    uint64_t z = (i + 1) * 0x9e3779b97f4a7c15u;
-    z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
-    words[i] = static_cast<uint32_t>(z >> 32);
-  }
-}
-// Scalars near one half, so that logits are those of normal vectors.
-__global__ void set_scalars(uint8_t* tiles, size_t count, int tile_bytes, int offset, int bytes, bool affine) {
-  const size_t per = bytes / 2, total = count * per;
-  for (size_t i = blockIdx.x * static_cast<size_t>(blockDim.x) + threadIdx.x; i < total; i += static_cast<size_t>(gridDim.x) * blockDim.x) {
-    const uint16_t random = static_cast<uint16_t>(i * 40503u >> 3) & (affine ? 511 : 1023);
-    reinterpret_cast<uint16_t*>(tiles + i / per * tile_bytes + offset)[i % per] = affine ? 36 * 512 | random : 39 * 1024 | random;
-  }
-}
 __global__ void __launch_bounds__(512) read_all(const uint4* from, size_t count, uint32_t* to) {
   uint32_t sum = 0;
   const size_t step = static_cast<size_t>(gridDim.x) * blockDim.x;
@@ -57,50 +26,9 @@ __global__ void __launch_bounds__(512) read_all(const uint4* from, size_t count,
   if (sum == 0x12345) *to = sum;
 }
 
-// Median microseconds of a launch, over replays of a graph of `count` launches.
-double time_us(const std::function<void(int, cudaStream_t)>& launch, int count, int repeats = 24) {
-  cudaStream_t stream;
-  check(cudaStreamCreate(&stream), "stream");
-  check(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal), "capture");
-  for (int i = 0; i < count; ++i) launch(i, stream);
-  cudaGraph_t graph;
-  cudaGraphExec_t run;
-  check(cudaStreamEndCapture(stream, &graph), "end of capture");
-  check(cudaGraphInstantiate(&run, graph, 0), "instantiate");
-  cudaEvent_t begin, end;
-  cudaEventCreate(&begin), cudaEventCreate(&end);
-  std::vector<double> times;
-  for (int r = 0; r < repeats + 3; ++r) {
-    check(cudaEventRecord(begin, stream), "event");
-    check(cudaGraphLaunch(run, stream), "graph");
-    check(cudaEventRecord(end, stream), "event");
-    check(cudaEventSynchronize(end), "replay");
-    float ms;
-    cudaEventElapsedTime(&ms, begin, end);
-    if (r >= 3) times.push_back(ms * 1e3 / count);
-  }
-  check(cudaGetLastError(), "bench");
-  cudaGraphExecDestroy(run), cudaGraphDestroy(graph), cudaStreamDestroy(stream), cudaEventDestroy(begin), cudaEventDestroy(end);
-  std::sort(times.begin(), times.end());
-  return times[times.size() / 2];
-}
-
-template <class Params>
-void launch_now(const Launch& l, const Params& params, cudaStream_t stream) {
-  void* arguments[] = {const_cast<Params*>(&params)};
-  check(cudaLaunchKernel(l.function, l.grid, l.block, arguments, l.shared_bytes, stream), "launch");
-}
-void allow_shared(const Launch& l) {
-  check(cudaFuncSetAttribute(l.function, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(l.shared_bytes)), "shared memory");
-}
-
 struct Shape {
   int batch, kv_heads, group, dim, tokens, rows = 1;
 };
-
-std::shared_ptr<const codec::Codec> codec_of(const std::string& name, codec::Role role, int dim) {
-  return codec::Codec::make(codec::Spec::parse(name), role, dim, Dtype::f16);
-}
 
 void bench_attend(const std::string& name, const Shape& s, bool sweep) {
   const auto keys = codec_of(name, codec::Role::keys, s.dim), values = codec_of(name, codec::Role::values, s.dim);
@@ -108,11 +36,7 @@ void bench_attend(const std::string& name, const Shape& s, bool sweep) {
   const int tile_tokens = code == Code::full ? 16 : 64, side = side_bytes(code, s.dim), tile = 2 * side;
   const size_t tiles = static_cast<size_t>(s.batch) * s.kv_heads * (s.tokens / tile_tokens), bytes = tiles * tile;
   const size_t sets = std::max<size_t>(1, kPool / bytes);
-  fill<<<132 * 8, 256>>>(reinterpret_cast<uint32_t*>(pool), kPool / 4);
-  if (code != Code::full) {
-    set_scalars<<<132 * 8, 256>>>(pool, kPool / tile, tile, code_bytes(code, s.dim), scalar_bytes(code, s.dim), is_affine(code));
-    set_scalars<<<132 * 8, 256>>>(pool, kPool / tile, tile, side, scalar_bytes(code, s.dim), is_affine(code));
-  }
+  fill_pool(code, s.dim);
   AttendParams p;
   const int heads = s.kv_heads * s.group;
   const size_t numbers = static_cast<size_t>(s.batch) * s.rows * heads * s.dim;
@@ -161,7 +85,14 @@ void bench_attend(const std::string& name, const Shape& s, bool sweep) {
     std::fflush(stdout);
   };
   measure(plan.launch, p, "plan");
-  if (sweep && s.dim != 80 && s.dim != 96) {
+  if (s.tokens <= 4096 && s.batch == 1 && s.dim == 128 && sweep) {
+    for (const int splits : {1, 2, 4, 8, 16}) {
+      AttendParams params = p;
+      AttendPlan other;
+      attend_split(params, other, attend_variant_128(code, code, {s.group * s.rows > 4, false, false}), s.dim, splits);
+      measure(other.launch, params, "sweep");
+    }
+  } else if (sweep && s.dim != 80 && s.dim != 96) {
     for (const AttendUse& use : {AttendUse{false, false, false}, AttendUse{false, true, false}, AttendUse{false, false, true}}) {
       AttendUse wanted = use;
       wanted.wide = s.group * s.rows > 4;
@@ -225,6 +156,13 @@ void bench_append(const std::string& name, int batch, int kv_heads, int dim, int
   std::fflush(stdout);
 }
 
+void run_short() {
+  for (const char* name : {"full", "turboquant:4"})
+    for (const int tokens : {512, 1024, 2048, 4096}) bench_attend(name, {1, 8, 4, 128, tokens}, true);
+  bench_append("turboquant:4", 1, 8, 128, 1, 1023);
+  bench_append("full", 1, 8, 128, 1, 1023);
+}
+
 void run(bool sweep) {
   for (const char* name : {"turboquant:4", "turboquant:3", "turboquant:2", "turboquant:1", "affine:4", "affine:8", "full"})
     for (const Shape& s :
@@ -255,6 +193,9 @@ void run(bool sweep) {
 int main(int argc, char** argv) {
   using namespace tersor::kernels::cuda;
   check(cudaMalloc(&pool, kPool + (1 << 20)), "pool");
-  run(argc > 1 && !std::strcmp(argv[1], "sweep"));
+  if (argc > 1 && !std::strcmp(argv[1], "short"))
+    run_short();
+  else
+    run(argc > 1 && !std::strcmp(argv[1], "sweep"));
   return 0;
 }

@@ -80,6 +80,36 @@ TEST(KvGpu, KernelsAgreeWithComposedOperations) {
   }
 }
 
+// Chunks of a prompt, wide enough for the kernel of many rows.
+TEST(KvGpu, ManyRowsAgreeWithComposedOperations) {
+  mx::random::seed(2);
+  for (const Case& c :
+       {Case{"turboquant:4", 128, 8, 4, 2, mx::bfloat16}, Case{"turboquant:2,window=50,sinks=4", 64, 8, 4, 2, mx::float16},
+        Case{"affine:4", 96, 8, 4, 2, mx::float32}, Case{"full", 128, 8, 4, 2, mx::float16}, Case{"full", 80, 8, 3, 2, mx::bfloat16}}) {
+    SCOPED_TRACE(std::string(c.spec) + " D=" + std::to_string(c.dim));
+    const KvSpec spec = KvSpec::parse(c.spec);
+    const LayerShape shape{c.batch, c.kv_heads, c.dim, c.dim};
+    LayerCache fast = make(spec, shape, Dtype::f16, ops::Policy::require), composed = make(spec, shape, Dtype::f16, ops::Policy::forbid);
+    for (const int tokens : {300, 170, 257}) {
+      const mx::array k = normal({c.batch, tokens, c.kv_heads * c.dim}, c.dtype),
+                      v = normal({c.batch, tokens, c.kv_heads * c.dim}, c.dtype);
+      const mx::array q = normal({c.batch, tokens, c.kv_heads * c.group * c.dim}, c.dtype);
+      fast.append(k, v), composed.append(k, v);
+      const mx::array a = fast.attend(q), b = composed.attend(q);
+      mx::eval(a, b);
+      EXPECT_LE(relative_error(a, b), c.dtype == mx::bfloat16 ? 1e-2 : 6e-3) << tokens;
+    }
+    AttendOptions options;
+    options.soft_cap = 10, options.sinks = normal({c.kv_heads * c.group}, mx::float32);
+    // Rows whose tokens have just come: further back, how far the window reaches depends on the layout.
+    const mx::array k = normal({c.batch, 200, c.kv_heads * c.dim}, c.dtype), v = normal({c.batch, 200, c.kv_heads * c.dim}, c.dtype);
+    fast.append(k, v), composed.append(k, v);
+    options.mask = mx::greater(mx::random::normal({200, static_cast<int>(fast.tokens())}), mx::array(-1.0f));
+    const mx::array q = normal({c.batch, c.kv_heads * c.group, 200, c.dim}, c.dtype);
+    EXPECT_LE(relative_error(fast.attend(q, options), composed.attend(q, options)), c.dtype == mx::bfloat16 ? 1e-2 : 6e-3) << "options";
+  }
+}
+
 const void* address(const mx::array& x) { return const_cast<mx::array&>(x).buffer().ptr(); }
 
 // The pattern of a decoding loop that stays one step ahead of the device.

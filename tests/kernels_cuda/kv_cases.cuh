@@ -14,6 +14,7 @@
 #include "kernels/cuda/kv_attend.h"
 #include "kernels/cuda/kv_attend_variants.h"
 #include "kernels/cuda/kv_codec.h"
+#include "kernels/cuda/kv_prefill.h"
 #include "linear_device.cuh"
 
 namespace tersor::kernels::cuda {
@@ -146,6 +147,7 @@ struct AttendCase {
   std::vector<float> mask = {};    // [rows][positions] additive or empty
   int positions = 0;               // columns of the mask
   std::optional<int> splits = {};  // instead of the plan's
+  bool prefill = false;            // by the kernel for many rows
 };
 
 /// q: tokens major.
@@ -168,6 +170,14 @@ inline std::vector<float> attend(const LayerCodecs& codecs, const std::vector<Re
     s.tiles = read.slab->tiles.bytes(), s.head_stride = read.slab->head_bytes(), s.batch_stride = s.head_stride * kv_heads;
     s.first = read.slab->first, s.end = read.slab->first + read.slab->count, s.full = read.slab->full();
     s.lo_abs = read.lo_abs, s.lo_rel = read.lo_rel, s.hi_abs = read.hi_abs, s.hi_rel = read.hi_rel;
+  }
+  if (c.prefill) {
+    PrefillParams many{p};
+    const Launch l = prefill_any(many, *code_of(*codecs.keys), *code_of(*codecs.values), q.dim);
+    if (l.function == nullptr) return {};
+    launch(l, many);
+    check(cudaDeviceSynchronize(), "attend");
+    return floats_of(out.read<uint8_t>(), q.type);
   }
   AttendPlan plan = attend_plan(p, *code_of(*codecs.keys), *code_of(*codecs.values), q.dim, 132);
   if (plan.launch.function == nullptr) return {};

@@ -46,6 +46,9 @@ struct Decoder {
   __device__ __forceinline__ void decode(const uint8_t* unit, int lane, uint32_t (&a)[8]) const {
     uint32_t w[kWords];
     load_unit<kWords>(unit, lane, w);
+    decode(w, a);
+  }
+  __device__ __forceinline__ void decode(const uint32_t (&w)[kWords], uint32_t (&a)[8]) const {
     if constexpr (C == Code::turbo4) decode_mirror(w, a);
     if constexpr (C == Code::turbo3) decode_three(w, a);
     if constexpr (C == Code::turbo2) decode_fields<0x33333333u, 2>(w, a);

@@ -1,4 +1,5 @@
 #include "kernels/cuda/kv_attend.h"
+#include "kernels/cuda/kv_prefill.h"
 
 #include <mlx/allocator.h>
 
@@ -91,6 +92,9 @@ void kv_attend(mx::Stream stream, const KvAttendCall& call, const std::vector<mx
   const AttendParams all = params_of(call, inputs, outputs[0]);
   const KvFormat& body = body_of(call);
   const PreparedFormat& codes = prepared(body);
+  kernels::cuda::PrefillParams many{all};
+  const auto launch = kernels::cuda::prefill_plan(many, codes.codes[0], codes.codes[1], call.value_dim, processors(encoder));
+  if (launch.function != nullptr) return add_kernel(encoder, launch, &many, inputs, outputs);
   const int step = rows_at_once(all);
   for (int row = 0; row < all.rows; row += step) {
     AttendParams p = rows_of_params(all, row, std::min(step, all.rows - row), outputs[0].itemsize());
