@@ -18,6 +18,7 @@ void add_generate(CLI::App& parent, Commands& commands);
 void add_chat(CLI::App& parent, Commands& commands);
 void add_eval(CLI::App& parent, Commands& commands);
 void add_bench(CLI::App& parent, Commands& commands);
+void add_calibrate(CLI::App& parent, Commands& commands);
 void add_codec(CLI::App& parent, Commands& commands);
 void add_logits(CLI::App& parent, Commands& commands);
 void add_tokenize(CLI::App& parent, Commands& commands);
