@@ -20,6 +20,7 @@ void add_eval(CLI::App& parent, Commands& commands);
 void add_bench(CLI::App& parent, Commands& commands);
 void add_calibrate(CLI::App& parent, Commands& commands);
 void add_codec(CLI::App& parent, Commands& commands);
+void add_codec_roundtrip(CLI::App& parent, Commands& commands);
 void add_logits(CLI::App& parent, Commands& commands);
 void add_tokenize(CLI::App& parent, Commands& commands);
 void add_detokenize(CLI::App& parent, Commands& commands);

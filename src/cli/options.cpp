@@ -119,6 +119,12 @@ std::string kv_name(const cache::KvSpec& spec) {
   return spec.keys == spec.values ? spec.str() : spec.keys.str() + "/" + rest.str();
 }
 
+codec::Role parse_role(const std::string& text) {
+  if (text == "keys") return codec::Role::keys;
+  if (text == "values") return codec::Role::values;
+  throw Error("unknown role \"" + text + "\": use keys or values");
+}
+
 void add_calibration(CLI::App& app, std::vector<std::string>& files) {
   app.add_option("--calibration", files,
                  "What `tersor calibrate` found out, for codecs that need it; repeat it for several: each is used where its codec is")

@@ -58,6 +58,9 @@ std::string kv_name(const cache::KvSpec& spec);
 /// --calibration, which may be repeated.
 void add_calibration(CLI::App& app, std::vector<std::string>& files);
 
+/// "keys" or "values"; throws Error for anything else.
+codec::Role parse_role(const std::string& text);
+
 struct KvOptions {
   std::vector<std::string> kv, calibration;
   std::string keys, values;

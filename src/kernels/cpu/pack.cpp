@@ -126,7 +126,7 @@ HWY_INLINE hn::Vec<DI> SearchBelow(hn::Vec<DF> x, const float* thresholds, int c
   for (; step > 0; step /= 2) {
     const auto place = hn::Add(at, hn::Set(di, step - 1));
     const auto above = hn::RebindMask(di, hn::Lt(hn::GatherIndex(d, thresholds, hn::Min(place, last)), x));
-    at = hn::Add(at, hn::IfThenElseZero(hn::And(above, hn::Le(place, last)), hn::Set(di, step)));
+    at = hn::Add(at, hn::IfThenElseZero(hn::And(above, hn::Lt(place, hn::Set(di, count - 1))), hn::Set(di, step)));
   }
   return at;
 }
