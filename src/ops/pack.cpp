@@ -5,6 +5,7 @@
 
 #include "base/thread_pool.h"
 #include "kernels/cpu/pack.h"
+#include "tersor/base.h"
 
 namespace tersor::ops {
 namespace {
