@@ -1,6 +1,7 @@
 #include "kernels/cpu/pack.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 
 #undef HWY_TARGET_INCLUDE
@@ -13,13 +14,15 @@ namespace tersor::kernels::HWY_NAMESPACE {
 namespace pack {
 namespace hn = hwy::HWY_NAMESPACE;
 
-// 16 codes at a time, in two halves of 8, which take kBits bytes each.
-constexpr size_t kStep = 16;
-using D8 = hn::FixedTag<uint8_t, 16>;
-using D16 = hn::FixedTag<uint16_t, 8>;
-using D32 = hn::FixedTag<uint32_t, 4>;
-using D64 = hn::FixedTag<uint64_t, 2>;
+// Whole vectors of blocks of 16 codes. A block's two halves of 8 codes take kBits bytes each.
+using D8 = hn::CappedTag<uint8_t, 64>;
+using D16 = hn::Repartition<uint16_t, D8>;
+using D32 = hn::Repartition<uint32_t, D8>;
+using D64 = hn::Repartition<uint64_t, D8>;
 using V8 = hn::Vec<D8>;
+using Block = hn::FixedTag<uint8_t, 16>;
+constexpr size_t kBlock = 16;
+constexpr size_t kStep = hn::MaxLanes(D8());
 
 // Where the bytes of both halves go: together, or 8 apart. 0x80 makes a zero.
 template <int kBits>
@@ -49,7 +52,7 @@ HWY_INLINE V8 Join(V8 codes) {
   const auto z = hn::BitCast(d64, hn::Or(low32, hn::ShiftLeft<2 * kBits>(hn::ShiftRight<16>(y))));
   const auto low64 = hn::And(z, hn::Set(d64, 0xffffffffu));
   const auto all = hn::Or(low64, hn::ShiftLeft<4 * kBits>(hn::ShiftRight<32>(z)));
-  return hn::TableLookupBytesOr0(hn::BitCast(d8, all), hn::Load(d8, kBytes<kBits>.together));
+  return hn::TableLookupBytesOr0(hn::BitCast(d8, all), hn::LoadDup128(d8, kBytes<kBits>.together));
 }
 
 template <int kBits>
@@ -58,7 +61,7 @@ HWY_INLINE V8 Part(V8 packed) {
   const D16 d16;
   const D32 d32;
   const D64 d64;
-  const auto x = hn::BitCast(d64, hn::TableLookupBytesOr0(packed, hn::Load(d8, kBytes<kBits>.apart)));
+  const auto x = hn::BitCast(d64, hn::TableLookupBytesOr0(packed, hn::LoadDup128(d8, kBytes<kBits>.apart)));
   const auto low64 = hn::And(x, hn::Set(d64, (uint64_t{1} << 4 * kBits) - 1));
   const auto y = hn::BitCast(d32, hn::Or(low64, hn::ShiftLeft<32>(hn::ShiftRight<4 * kBits>(x))));
   const auto low32 = hn::And(y, hn::Set(d32, (1u << 2 * kBits) - 1));
@@ -67,19 +70,46 @@ HWY_INLINE V8 Part(V8 packed) {
   return hn::BitCast(d8, hn::Or(low16, hn::ShiftLeft<8>(hn::ShiftRight<kBits>(z))));
 }
 
+// The blocks of a vector at places `stride` bytes apart, lowest first: each is written over the unused end of the one before.
+template <class D>
+HWY_INLINE void StoreBlocks(D d, hn::Vec<D> v, size_t stride, uint8_t* to) {
+  if constexpr (hn::MaxLanes(d) == kBlock) {
+    hn::StoreU(v, d, to);
+  } else {
+    const hn::Half<D> half;
+    StoreBlocks(half, hn::LowerHalf(half, v), stride, to);
+    StoreBlocks(half, hn::UpperHalf(half, v), stride, to + hn::MaxLanes(half) / kBlock * stride);
+  }
+}
+template <class D>
+HWY_INLINE hn::Vec<D> LoadBlocks(D d, size_t stride, const uint8_t* from) {
+  if constexpr (hn::MaxLanes(d) == kBlock) {
+    return hn::LoadU(d, from);
+  } else {
+    const hn::Half<D> half;
+    return hn::Combine(d, LoadBlocks(half, stride, from + hn::MaxLanes(half) / kBlock * stride), LoadBlocks(half, stride, from));
+  }
+}
+
+// How far a vector of kStep codes reaches in packed memory, its last block being read and written whole; and how far it advances.
+template <int kBits>
+constexpr size_t kReach = (kStep / kBlock - 1) * 2 * kBits + kBlock;
+template <int kBits>
+constexpr size_t kAdvance = kStep / 8 * kBits;
+
 template <int kBits>
 void PackRun(const uint8_t* codes, size_t n, uint8_t* packed) {
   const D8 d;
   uint8_t* const end = packed + packed_bytes(n, kBits);
   size_t i = 0;
-  for (; i + kStep <= n && packed + kStep <= end; i += kStep, packed += 2 * kBits)
-    hn::StoreU(Join<kBits>(hn::LoadU(d, codes + i)), d, packed);
+  for (; i + kStep <= n && packed + kReach<kBits> <= end; i += kStep, packed += kAdvance<kBits>)
+    StoreBlocks(d, Join<kBits>(hn::LoadU(d, codes + i)), 2 * kBits, packed);
   for (; i < n; i += kStep) {  // near the end, where a whole vector would write too far
-    alignas(16) uint8_t some[kStep] = {};
+    HWY_ALIGN uint8_t some[kStep] = {}, joined[kReach<kBits>];
     std::memcpy(some, codes + i, std::min(kStep, n - i));
-    hn::Store(Join<kBits>(hn::Load(d, some)), d, some);
-    const size_t bytes = std::min<size_t>(2 * kBits, static_cast<size_t>(end - packed));
-    std::memcpy(packed, some, bytes);
+    StoreBlocks(d, Join<kBits>(hn::Load(d, some)), 2 * kBits, joined);
+    const size_t bytes = std::min(kAdvance<kBits>, static_cast<size_t>(end - packed));
+    std::memcpy(packed, joined, bytes);
     packed += bytes;
   }
   std::memset(packed, 0, static_cast<size_t>(end - packed));
@@ -90,13 +120,13 @@ void UnpackRun(const uint8_t* packed, size_t n, uint8_t* codes) {
   const D8 d;
   const uint8_t* const end = packed + packed_bytes(n, kBits);
   size_t i = 0;
-  for (; i + kStep <= n && packed + kStep <= end; i += kStep, packed += 2 * kBits)
-    hn::StoreU(Part<kBits>(hn::LoadU(d, packed)), d, codes + i);
+  for (; i + kStep <= n && packed + kReach<kBits> <= end; i += kStep, packed += kAdvance<kBits>)
+    hn::StoreU(Part<kBits>(LoadBlocks(d, 2 * kBits, packed)), d, codes + i);
   for (; i < n; i += kStep) {
-    alignas(16) uint8_t some[kStep] = {};
-    const size_t bytes = std::min<size_t>(2 * kBits, static_cast<size_t>(end - packed));
-    std::memcpy(some, packed, bytes);
-    hn::Store(Part<kBits>(hn::Load(d, some)), d, some);
+    HWY_ALIGN uint8_t some[kStep], joined[kReach<kBits>] = {};
+    const size_t bytes = std::min(kAdvance<kBits>, static_cast<size_t>(end - packed));
+    std::memcpy(joined, packed, bytes);
+    hn::Store(Part<kBits>(LoadBlocks(d, 2 * kBits, joined)), d, some);
     std::memcpy(codes + i, some, std::min(kStep, n - i));
     packed += bytes;
   }
@@ -105,49 +135,103 @@ void UnpackRun(const uint8_t* packed, size_t n, uint8_t* codes) {
 using DF = hn::ScalableTag<float>;
 using DI = hn::RebindToSigned<DF>;
 using DB = hn::Rebind<uint8_t, DF>;
-constexpr int kFewLevels = 16;  // up to here every threshold is compared; more are searched by halves
+constexpr int kMostLevels = 256;
+constexpr int kMostRegisters = 4;
 
-HWY_INLINE hn::Vec<DI> CountBelow(hn::Vec<DF> x, const float* thresholds, int count) {
+// A table of up to kRegisters vectors, held in them.
+template <int kRegisters>
+struct Table {
+  hn::Vec<DF> part[kRegisters];
+
+  HWY_INLINE hn::Vec<DF> Find(hn::Vec<DI> index) const {
+    const DF d;
+    const DI di;
+    const int lanes = static_cast<int>(hn::Lanes(d));
+    const auto lane = hn::IndicesFromVec(d, kRegisters == 1 ? index : hn::And(index, hn::Set(di, lanes - 1)));
+    if constexpr (kRegisters == 1) return hn::TableLookupLanes(part[0], lane);
+    const auto odd = hn::RebindMask(d, hn::TestBit(index, hn::Set(di, lanes)));
+    const auto pair = [&](int i) {
+      return hn::IfThenElse(odd, hn::TableLookupLanes(part[i + 1], lane), hn::TableLookupLanes(part[i], lane));
+    };
+    if constexpr (kRegisters == 2) return pair(0);
+    return hn::IfThenElse(hn::RebindMask(d, hn::TestBit(index, hn::Set(di, 2 * lanes))), pair(kRegisters - 2), pair(0));
+  }
+};
+template <int kRegisters>
+HWY_INLINE Table<kRegisters> LoadTable(const float* from) {
   const DF d;
-  const DI di;
-  auto below = hn::Zero(di);
-  for (int i = 0; i + 1 < count; ++i) below = hn::Sub(below, hn::VecFromMask(di, hn::RebindMask(di, hn::Lt(hn::Set(d, thresholds[i]), x))));
-  return below;
+  Table<kRegisters> table;
+  for (int i = 0; i < kRegisters; ++i) table.part[i] = hn::LoadU(d, from + static_cast<size_t>(i) * hn::Lanes(d));
+  return table;
 }
 
-// Halving steps over 2^k - 1 thresholds, those beyond the last one taken for infinite.
-HWY_INLINE hn::Vec<DI> SearchBelow(hn::Vec<DF> x, const float* thresholds, int count) {
+// Registers for a table of so many numbers, a power of two at most kMostRegisters.
+HWY_INLINE int RegistersFor(int count) {
+  const int lanes = static_cast<int>(hn::Lanes(DF()));
+  return count <= lanes ? 1 : count <= 2 * lanes ? 2 : kMostRegisters;
+}
+
+// Thresholds as a search by halves wants them: 2^bits of them, infinite from the last one on. The first steps look at every 2^fine-th,
+// which lie in registers; the last `fine` ones gather.
+struct Thresholds {
+  int bits = 1, fine = 0;
+  HWY_ALIGN float all[kMostLevels], coarse[kMostLevels];
+
+  Thresholds(const float* from, int count) {
+    while (1 << bits < count) ++bits;
+    while (1 << (bits - fine) > kMostRegisters * static_cast<int>(hn::Lanes(DF()))) ++fine;
+    std::fill(std::copy(from, from + count - 1, all), all + kMostLevels, HUGE_VALF);
+    std::fill(coarse, coarse + kMostLevels, HUGE_VALF);
+    for (int i = 0; i + 1 < 1 << (bits - fine); ++i) coarse[i] = all[((i + 1) << fine) - 1];
+  }
+};
+
+template <int kRegisters>
+HWY_INLINE hn::Vec<DI> CountBelow(const Thresholds& t, const Table<kRegisters>& coarse, hn::Vec<DF> x) {
   const DF d;
   const DI di;
-  const auto last = hn::Set(di, count - 2);
   auto at = hn::Zero(di);
-  int step = 1;
-  while (2 * step < count) step *= 2;
-  for (; step > 0; step /= 2) {
-    const auto place = hn::Add(at, hn::Set(di, step - 1));
-    const auto above = hn::RebindMask(di, hn::Lt(hn::GatherIndex(d, thresholds, hn::Min(place, last)), x));
-    at = hn::Add(at, hn::IfThenElseZero(hn::And(above, hn::Lt(place, hn::Set(di, count - 1))), hn::Set(di, step)));
-  }
+  const auto add = [&](hn::Vec<DF> threshold, int step) {
+    at = hn::Add(at, hn::IfThenElseZero(hn::RebindMask(di, hn::Lt(threshold, x)), hn::Set(di, step)));
+  };
+  int step = 1 << (t.bits - 1);
+  for (; step >> t.fine > 0; step /= 2) add(coarse.Find(hn::Add(hn::ShiftRightSame(at, t.fine), hn::Set(di, (step >> t.fine) - 1))), step);
+  for (; step > 0; step /= 2) add(hn::GatherIndex(d, t.all, hn::Add(at, hn::Set(di, step - 1))), step);
   return at;
 }
 
-template <bool kFew>
-HWY_INLINE void QuantiseRun(const float* x, size_t n, const float* thresholds, int count, uint8_t* codes) {
+template <int kRegisters>
+void QuantiseRun(const float* x, size_t n, const Thresholds& thresholds, uint8_t* codes) {
   const DF d;
   const DB db;
   const size_t lanes = hn::Lanes(d);
-  const auto below = [&](hn::Vec<DF> v) { return kFew ? CountBelow(v, thresholds, count) : SearchBelow(v, thresholds, count); };
+  const auto coarse = LoadTable<kRegisters>(thresholds.coarse);
   size_t i = 0;
-  for (; i + lanes <= n; i += lanes) hn::StoreU(hn::DemoteTo(db, below(hn::LoadU(d, x + i))), db, codes + i);
+  for (; i + lanes <= n; i += lanes) hn::StoreU(hn::DemoteTo(db, CountBelow(thresholds, coarse, hn::LoadU(d, x + i))), db, codes + i);
   if (i == n) return;
   HWY_ALIGN float some[hn::MaxLanes(d)] = {};
   HWY_ALIGN uint8_t found[hn::MaxLanes(d)];
   std::memcpy(some, x + i, (n - i) * sizeof(float));
-  hn::StoreU(hn::DemoteTo(db, below(hn::Load(d, some))), db, found);
+  hn::StoreU(hn::DemoteTo(db, CountBelow(thresholds, coarse, hn::Load(d, some))), db, found);
   std::memcpy(codes + i, found, n - i);
 }
 
 HWY_INLINE hn::Vec<DI> LoadCodes(const uint8_t* codes) { return hn::PromoteTo(DI(), hn::LoadU(DB(), codes)); }
+
+template <int kRegisters>
+void DequantiseRun(const uint8_t* codes, size_t n, const float* levels, int count, float* x) {
+  const DF d;
+  HWY_ALIGN float all[kMostLevels] = {};
+  std::copy(levels, levels + count, all);
+  const bool held = count <= kRegisters * static_cast<int>(hn::Lanes(d));
+  const auto table = LoadTable<kRegisters>(all);
+  size_t i = 0;
+  for (; i + hn::Lanes(d) <= n; i += hn::Lanes(d)) {
+    const auto index = LoadCodes(codes + i);
+    hn::StoreU(held ? table.Find(index) : hn::GatherIndex(d, all, index), d, x + i);
+  }
+  for (; i < n; ++i) x[i] = all[codes[i]];
+}
 
 }  // namespace pack
 
@@ -181,24 +265,20 @@ void UnpackCodes(const uint8_t* packed, size_t n, int bits, uint8_t* codes) {
 }
 
 void QuantiseLevels(const float* x, size_t n, const float* thresholds, int count, uint8_t* codes) {
-  if (count <= pack::kFewLevels) return pack::QuantiseRun<true>(x, n, thresholds, count, codes);
-  pack::QuantiseRun<false>(x, n, thresholds, count, codes);
+  const pack::Thresholds t(thresholds, count);
+  switch (pack::RegistersFor(count)) {
+    case 1: return pack::QuantiseRun<1>(x, n, t, codes);
+    case 2: return pack::QuantiseRun<2>(x, n, t, codes);
+    default: return pack::QuantiseRun<pack::kMostRegisters>(x, n, t, codes);
+  }
 }
 
 void DequantiseLevels(const uint8_t* codes, size_t n, const float* levels, int count, float* x) {
-  namespace hn = hwy::HWY_NAMESPACE;
-  const pack::DF d;
-  size_t i = 0;
-  if (static_cast<size_t>(count) <= hn::Lanes(d)) {
-    HWY_ALIGN float table[hn::MaxLanes(d)] = {};
-    std::memcpy(table, levels, static_cast<size_t>(count) * sizeof(float));
-    const auto all = hn::Load(d, table);
-    for (; i + hn::Lanes(d) <= n; i += hn::Lanes(d))
-      hn::StoreU(hn::TableLookupLanes(all, hn::IndicesFromVec(d, pack::LoadCodes(codes + i))), d, x + i);
-  } else {
-    for (; i + hn::Lanes(d) <= n; i += hn::Lanes(d)) hn::StoreU(hn::GatherIndex(d, levels, pack::LoadCodes(codes + i)), d, x + i);
+  switch (pack::RegistersFor(count)) {
+    case 1: return pack::DequantiseRun<1>(codes, n, levels, count, x);
+    case 2: return pack::DequantiseRun<2>(codes, n, levels, count, x);
+    default: return pack::DequantiseRun<pack::kMostRegisters>(codes, n, levels, count, x);
   }
-  for (; i < n; ++i) x[i] = levels[codes[i]];
 }
 
 }  // namespace tersor::kernels::HWY_NAMESPACE
