@@ -15,8 +15,9 @@ using codec::Role;
 constexpr int kListedSizes[] = {64, 128, 256};
 constexpr double kFullBits = 16;
 constexpr const char* kDistortion =
-    "distortion: E|x - decoded(x)|^2 / E|x|^2 of Gaussian vectors of 128 numbers, one head's, exact or measured (of keys where values are "
-    "not taken); bits count codes and scalars, not the codebooks and orders of channels that a calibration holds once a model";
+    "E|x - decoded(x)|^2 / E|x|^2 of Gaussian vectors of 128 numbers, exact or measured; of keys where values are not taken";
+constexpr const char* kBits =
+    "codes and scalars; what a calibration holds once a model (codebooks, orders of channels, means) is not counted";
 
 // The role that a row's figures are of.
 Role role_of(const codec::CatalogueRow& row) { return row.values ? Role::values : Role::keys; }
@@ -76,7 +77,7 @@ std::string as_text() {
     rows.back().push_back(brief(row.distortion));
     words.push_back({row.spec.str(), roles_of(row), row.about, row.needs.empty() ? "nothing" : row.needs});
   }
-  return table(rows) + kDistortion + "\n\n" + columns(words) + "\n" + codec::known_codecs() + "\n";
+  return table(rows) + "bits: " + kBits + "\ndistortion: " + kDistortion + "\n\n" + columns(words) + "\n" + codec::known_codecs() + "\n";
 }
 
 int run_list(bool json) {
@@ -86,7 +87,7 @@ int run_list(bool json) {
   }
   Json list = Json::array();
   for (const auto& row : codec::catalogue()) list.push_back(codec_json(row));
-  print_json({{"codecs", list}, {"distortion", kDistortion}, {"help", codec::known_codecs()}});
+  print_json({{"codecs", list}, {"distortion", kDistortion}, {"bits", kBits}, {"help", codec::known_codecs()}});
   return 0;
 }
 

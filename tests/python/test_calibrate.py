@@ -85,7 +85,8 @@ def test_interrupted_and_gone_on(build_dir, tersor, refused, smollm2, tmp_path):
     process.send_signal(signal.SIGINT)
     stdout, stderr = process.communicate(timeout=60)
     assert process.returncode == 130 and stdout == "" and "goes on there" in stderr and not out.exists()
-    assert "holds" in refused("eval", "--model", smollm2, "--text", TEXT, "--tokens", "9", "--kv", "vecinfer:2,sub=4", "--calibration", partial)
+    run = ["eval", "--model", smollm2, "--text", TEXT, "--tokens", "9", "--kv", "vecinfer:2,sub=4"]
+    assert "holds" in refused(*run, "--calibration", partial)
     assert "whose seed is 0, not 1" in refused(*command, out, "--seed", "1")
     done = tersor(*command, out)
     assert "going on after" in done.stderr and out.read_bytes() == whole.read_bytes() and not partial.exists()
@@ -94,7 +95,8 @@ def test_interrupted_and_gone_on(build_dir, tersor, refused, smollm2, tmp_path):
 def test_eval_takes_each_setting_s_own(json_of, tersor, smollm2, split, vecinfer):
     arguments = ["eval", "--model", smollm2, "--text", TEXT, "--tokens", "300", "--window", "24", "--sinks", "4"]
     files = ["--calibration", vecinfer, "--calibration", split[0]]
-    settings = ["--kv", "turboquant:2.5", "--kv", "full", "--kv", "vecinfer:2,sub=2,centre=calibrated/turboquant:2.5", "--kv", "turboquant:2"]
+    mixed = "vecinfer:2,sub=2,centre=calibrated/turboquant:2.5"
+    settings = ["--kv", "turboquant:2.5", "--kv", "full", "--kv", mixed, "--kv", "turboquant:2"]
     results = json_of(*arguments, *settings, *files)["results"]
     kl = [row["kl_mean"] for row in results]
     assert kl[1] < 1e-3 and kl[0] < kl[3] and all(np.isfinite(kl))
@@ -102,7 +104,7 @@ def test_eval_takes_each_setting_s_own(json_of, tersor, smollm2, split, vecinfer
     assert sizes[3] < sizes[0] < sizes[1]
     done = tersor(*arguments, "--kv", "full", *files)
     assert done.stderr.splitlines() == [
-        f"{vecinfer}: not used: no setting here is vecinfer:2,sub=2,centre=calibrated",
+        f"{vecinfer}: not used: no setting here is vecinfer:2,sub=2,centre=calibrated/vecinfer:2,sub=2",
         f"{split[0]}: not used: no setting here is turboquant:2.5",
     ]
 
@@ -134,7 +136,8 @@ def test_where_it_is_missing_or_wrong(refused, tersor, smollm2, split, vecinfer,
     assert "vecinfer" in refused(*calibrate, "vecinfer:2")
     assert "/nowhere" in refused(*calibrate[:-2], "/nowhere/x", "--kv", "turboquant:2.5")
     (tmp_path / "empty.txt").touch()
-    assert "empty" in refused("calibrate", "--model", smollm2, "--text", tmp_path / "empty.txt", "--out", tmp_path / "x", "--kv", "turboquant:2.5")
+    empty = ["calibrate", "--model", smollm2, "--text", tmp_path / "empty.txt", "--out", tmp_path / "x"]
+    assert "empty" in refused(*empty, "--kv", "turboquant:2.5")
 
 
 def make_safetensors(folder):
@@ -152,11 +155,14 @@ def test_roundtrip_takes_a_layer_and_head(json_of, refused, split, vecinfer, tmp
     assert errors[0] != errors[1] and all(0.05 < error < 0.12 for error in errors)
     assert "30 layers and 3 KV heads" in refused(*run, "--calibration", split[0], "--layer", "30")
     assert "calibration" in refused(*run)
-    books = json_of("codec", "roundtrip", "--kv", "vecinfer:2,sub=2,centre=calibrated", *files, "--role", "values", "--calibration", vecinfer)
+    books = json_of("codec", "roundtrip", "--kv", "vecinfer:2,sub=2", *files, "--role", "values", "--calibration", vecinfer)
     assert books["relative_mse"] < 1
 
 
-@pytest.mark.parametrize("command", [["attention", "--heads", "9", "--kv-heads", "3", "--head-dim", "64", "--depth", "100"], ["decode", "--depth", "20", "--steps", "2"]])
+ATTENTION = ["attention", "--heads", "9", "--kv-heads", "3", "--head-dim", "64", "--depth", "100"]
+
+
+@pytest.mark.parametrize("command", [ATTENTION, ["decode", "--depth", "20", "--steps", "2"]])
 def test_benchmarks(json_of, refused, smollm2, split, command):
     model = ["--model", smollm2] if command[0] == "decode" else []
     run = ["bench", *command, *model, "--kv", "turboquant:2.5", "--kv", "full", "--repeat", "1"]
