@@ -111,6 +111,14 @@ codec::Spec spec_of(const FileHeader& header, const char* key, Role role, int di
 
 }  // namespace
 
+void keep_needed(const codec::Spec& spec, Role role, codec::Calibration& calibration) {
+  const Need need(spec, role, 1);
+  if (need.channels.empty()) calibration.channels.clear();
+  if (need.smoothing.empty()) calibration.smoothing.clear();
+  if (need.centroids.empty()) calibration.centroids.clear();
+  if (need.mean.empty()) calibration.mean.clear();
+}
+
 void save_calibration(const std::filesystem::path& path, const SavedCalibration& c) {
   std::map<std::string, std::string> header{{"format", kKind.format},
                                             {"version", kKind.version},

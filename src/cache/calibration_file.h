@@ -23,6 +23,9 @@ struct SavedCalibration {
   const codec::Spec& spec(codec::Role role) const { return role == codec::Role::keys ? keys : values; }
 };
 
+/// Drops what the codec does not need in this role, which is not saved either: the same calibration then has the same digest_of.
+void keep_needed(const codec::Spec& spec, codec::Role role, codec::Calibration& calibration);
+
 void save_calibration(const std::filesystem::path& path, const SavedCalibration& calibration);
 /// Throws Error that says what is wrong with the file, or which property of the model differs; without a model only the file counts.
 SavedCalibration load_calibration(const std::filesystem::path& path, const Identity* model);

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "cache/calibration_file.h"
 #include "cache/full_vectors.h"
 #include "codec/calibrate.h"
 #include "codec/random.h"
@@ -145,6 +146,7 @@ class Run {
     step(0, 0);
     codec::CalibrationResult result = codec::calibrate(sample.spec, sample.role, sample.dim, vectors, options_.seed, step);
     if (!result.warning.empty() && result_.warnings++ == 0) result_.warning = result.warning;
+    cache::keep_needed(sample.spec, sample.role, result.calibration);
     return std::move(result.calibration);
   }
 

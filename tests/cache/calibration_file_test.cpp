@@ -47,6 +47,7 @@ std::vector<codec::Calibration> heads_of(const codec::Spec& spec, Role role, uns
   std::vector<codec::Calibration> heads;
   for (int h = 0; needs_calibration(spec, role) && h < kHeads; ++h)
     heads.push_back(codec::calibrate(spec, role, kDim, normal_vectors(300, seed + static_cast<unsigned>(h))).calibration);
+  for (codec::Calibration& head : heads) keep_needed(spec, role, head);
   return heads;
 }
 

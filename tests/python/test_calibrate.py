@@ -54,7 +54,7 @@ def test_what_the_file_holds(split, vecinfer):
     path, report = split
     assert report["layers"] == report["layers_done"] == LAYERS and report["layers_resumed"] == 0 and not report["interrupted"]
     assert report["tokens"] == report["key_vectors"] == report["value_vectors"] == 1200
-    assert report["bytes"] == path.stat().st_size and report["warnings"] == 0
+    assert len(report["digest"]) == 16 and report["bytes"] == path.stat().st_size and report["warnings"] == 0
     tensors = load_file(path)
     assert sorted(tensors) == sorted(f"layers.{i}.{role}.channels" for i in range(LAYERS) for role in ("keys", "values"))
     assert all(sorted(heads[0]) == list(range(DIM)) for heads in tensors.values())
