@@ -21,6 +21,9 @@ namespace tersor::cache {
 
 namespace mx = mlx::core;
 
+/// Whether a cache's codec needs a calibration of the model in this role: the codec's own, or for keys the mean of centre=calibrated.
+bool needs_calibration(const codec::Spec& spec, codec::Role role);
+
 /// What a cache keeps and how: the codecs of keys and values and the options that are the cache's own.
 struct KvSpec {
   codec::Spec keys, values;
@@ -161,6 +164,8 @@ class KvCache {
 
   /// One safetensors file with a versioned header: codecs, seeds, shapes, token count, model identity, `extra` entries.
   void save(const std::filesystem::path& path, const Identity& model, const Identity& extra = {}) const;
+  /// The setting of a saved cache, before it is loaded. Throws Error like load().
+  static KvSpec saved_spec(const std::filesystem::path& path);
   struct Loaded;
   /// Throws Error that names the first property that differs from this model, or what is wrong with the file.
   static Loaded load(const std::filesystem::path& path, const Identity& model, ops::Policy policy,

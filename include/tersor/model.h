@@ -95,7 +95,8 @@ class Transformer {
   text::ChatFormat chat_format() const;
 
   /// A cache that fits this model. full_dtype: what `full` codecs, windows and sinks store.
-  cache::KvCache make_cache(const cache::KvSpec& spec, Dtype full_dtype = Dtype::f16) const;
+  cache::KvCache make_cache(const cache::KvSpec& spec, Dtype full_dtype = Dtype::f16,
+                            const cache::ModelCalibration& calibration = {}) const;
 
   /// Appends the tokens to the cache and returns logits as float32: [L, vocab] or, with last_only, [1, vocab]. Lazy.
   /// Throws Error when a token is outside the vocabulary or the context would be exceeded.
@@ -177,8 +178,8 @@ struct Fidelity {
   bool strict_passed() const { return strict_failed().empty(); }
 };
 /// Runs the tokens through the model twice, with a full-precision cache and with `spec`, in chunks of `chunk` positions
-/// (memory for logits stays bounded), and compares the logits at every position. stop_requested is asked after every chunk; true ends
-/// the evaluation there, with what was seen so far.
+/// (memory for logits stays bounded), and compares the logits at every position. calibrations: one a spec, or none at all.
+/// stop_requested is asked after every chunk; true ends the evaluation there, with what was seen so far.
 struct Evaluation {
   Fidelity fidelity;
   cache::KvSpec spec;
@@ -189,6 +190,7 @@ struct Evaluation {
 std::vector<Evaluation> evaluate(const Transformer& model, std::span<const int32_t> tokens, std::span<const cache::KvSpec> specs,
                                  int chunk = 256, Dtype full_dtype = Dtype::f16,
                                  const std::function<void(int64_t done, int64_t total)>& progress = {},
-                                 const std::function<bool()>& stop_requested = {});
+                                 const std::function<bool()>& stop_requested = {},
+                                 std::span<const cache::ModelCalibration> calibrations = {});
 
 }  // namespace tersor::model

@@ -101,7 +101,7 @@ int64_t KvCache::trim(int64_t n) {
 KvCache KvCache::copy() const {
   settle();
   KvCache other;
-  other.spec_ = spec_, other.full_dtype_ = full_dtype_;
+  other.spec_ = spec_, other.full_dtype_ = full_dtype_, other.calibration_ = calibration_;
   for (const LayerCache& layer : layers_) other.layers_.push_back(layer.copy());
   return other;
 }

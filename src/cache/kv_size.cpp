@@ -7,7 +7,7 @@ namespace {
 
 // Bits of one token's keys or values in all layers.
 double token_bits(const codec::Spec& spec, codec::Role role, int dim, Dtype full_dtype, double vectors) {
-  return codec::Codec::make(spec, role, dim, full_dtype)->bits_per_element() * dim * vectors;
+  return codec::bits_per_element(spec, role, dim, full_dtype) * dim * vectors;
 }
 
 }  // namespace

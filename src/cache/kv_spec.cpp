@@ -91,12 +91,11 @@ KvSpec KvSpec::parse(std::string_view keys, std::string_view values) {
   return spec;
 }
 
-bool KvSpec::calibrated() const {
-  const auto needs = [](const codec::Spec& spec) {
-    return codec::needs_calibration(spec) || spec.centre == codec::Spec::kCentreCalibrated;
-  };
-  return needs(keys) || needs(values);
+bool needs_calibration(const codec::Spec& spec, codec::Role role) {
+  return codec::needs_calibration(spec) || (role == codec::Role::keys && spec.centre == codec::Spec::kCentreCalibrated);
 }
+
+bool KvSpec::calibrated() const { return needs_calibration(keys, codec::Role::keys) || needs_calibration(values, codec::Role::values); }
 
 KvSpec KvSpec::recommended() { return parse("turboquant:6,centre=256,window=64,sinks=4", "turboquant:4"); }
 

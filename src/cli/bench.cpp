@@ -37,11 +37,13 @@ bool lossy(const cache::KvSpec& spec) { return spec.keys.family != codec::Family
 
 void add_bench(CLI::App& parent, Commands& commands) {
   CLI::App* app = parent.add_subcommand(
-      "bench", "Measure decoding, a whole model by its shape, one layer's attention, or linear layers, in alternating order.");
+      "bench", "Measure decoding, a whole model by its shape, one layer's attention, linear layers, encoding, or packing.");
   add_bench_decode(*app, commands);
   add_bench_model(*app, commands);
   add_bench_attention(*app, commands);
   add_bench_linear(*app, commands);
+  add_bench_encode(*app, commands);
+  add_bench_pack(*app, commands);
 }
 
 }  // namespace tersor::cli

@@ -17,6 +17,8 @@ void add_bench_decode(CLI::App& parent, Commands& commands);
 void add_bench_model(CLI::App& parent, Commands& commands);
 void add_bench_attention(CLI::App& parent, Commands& commands);
 void add_bench_linear(CLI::App& parent, Commands& commands);
+void add_bench_encode(CLI::App& parent, Commands& commands);
+void add_bench_pack(CLI::App& parent, Commands& commands);
 
 /// The middle value; the mean of the two in the middle for an even number.
 double median(std::vector<double> samples);

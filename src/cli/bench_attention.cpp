@@ -33,10 +33,16 @@ struct Result {
   double gigabytes_per_second() const { return median(samples) > 0 ? static_cast<double>(bytes) / median(samples) / 1e6 : 0; }
 };
 
-cache::LayerCache fill(const Options& options, const cache::KvSpec& spec, int depth) {
+// The first layer's, where files are given.
+cache::LayerCalibration calibration_of(const Calibrations& calibrations, const cache::KvSpec& spec) {
+  const cache::ModelCalibration layers = calibrations.of(spec);
+  return layers.empty() ? cache::LayerCalibration{} : layers.front();
+}
+
+cache::LayerCache fill(const Options& options, const cache::KvSpec& spec, const Calibrations& calibrations, int depth) {
   const cache::LayerShape shape{1, options.kv_heads, options.head_dim, options.head_dim};
   cache::LayerCache layer(spec.keys, spec.values, spec.window, spec.sinks, shape, parse_dtype(options.dtype),
-                          ops::parse_policy(options.kernels));
+                          ops::parse_policy(options.kernels), ops::Precision::int16, calibration_of(calibrations, spec));
   layer.reserve(depth);
   for (int done = 0; done < depth; done += kFillChunk) {
     throw_if_interrupted();
@@ -48,7 +54,8 @@ cache::LayerCache fill(const Options& options, const cache::KvSpec& spec, int de
   return layer;
 }
 
-std::vector<Result> measure_depth(const Options& options, std::span<const cache::KvSpec> specs, int depth) {
+std::vector<Result> measure_depth(const Options& options, std::span<const cache::KvSpec> specs, const Calibrations& calibrations,
+                                  int depth) {
   Progress progress("attention at " + std::to_string(depth));
   mx::random::seed(1);
   std::vector<cache::LayerCache> layers;
@@ -57,7 +64,7 @@ std::vector<Result> measure_depth(const Options& options, std::span<const cache:
   const auto attend = [&](size_t i) { return 1e3 * timed([&] { mx::eval(layers[i].attend(q)); }); };
   until_interrupted([&] {
     for (const auto& spec : specs) {
-      layers.push_back(fill(options, spec, depth));
+      layers.push_back(fill(options, spec, calibrations, depth));
       results.push_back({depth, spec, 0, {}});
     }
     for (size_t i = 0; i < layers.size(); ++i) {
@@ -111,9 +118,12 @@ void check(const Options& options, std::span<const cache::KvSpec> specs) {
 int run(const Options& options) {
   const auto specs = options.kv.specs({cache::KvSpec::parse("full"), cache::KvSpec::recommended()});
   check(options, specs);
+  const Calibrations calibrations = options.kv.calibrations(nullptr);
+  calibrations.of(specs);
+  calibrations.note_unused();
   std::vector<Result> results;
   for (const int depth : options.depths)
-    for (auto& result : measure_depth(options, specs, depth)) results.push_back(std::move(result));
+    for (auto& result : measure_depth(options, specs, calibrations, depth)) results.push_back(std::move(result));
   const size_t samples = keep_sampled(results);
   return finish_bench(
       options.json, samples, [&] { return as_json(results, options); }, [&] { return as_table(results); });

@@ -47,6 +47,9 @@ int run(const Options& options) {
   setup.full_dtype = options.model.full_dtype();
   const auto specs = options.kv.specs({cache::KvSpec::parse("full"), cache::KvSpec::recommended()});
   const model::Transformer model = options.model.load();
+  setup.calibrations = options.kv.calibrations(&model.identity());
+  setup.calibrations.of(specs);
+  setup.calibrations.note_unused();
   for (const int depth : options.depths)
     if (depth + setup.steps > model.config().context)
       throw Error("--depth " + std::to_string(depth) + " and --steps " + std::to_string(setup.steps) + " exceed the model's context of " +

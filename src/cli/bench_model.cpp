@@ -61,11 +61,14 @@ Plan::Plan(const Options& options)
   options.compute.check();
   setup.full_dtype = options.compute.full_dtype();
   setup.fill = parse_fill(options.fill);
+  setup.calibrations = options.kv.calibrations(nullptr);  // random weights have no identity
   int deepest = *std::max_element(options.depths.begin(), options.depths.end()) + setup.steps;
   for (const int tokens : options.prefill) deepest = std::max(deepest, tokens);
   config.context = std::max(config.context, deepest);  // random weights do not mind
   for (const auto& spec : specs)                       // refused before anything slow
-    cache::KvCache(spec, config.layers, layer_shape(config), setup.full_dtype, options.compute.policy(), options.compute.precision_class());
+    cache::KvCache(spec, config.layers, layer_shape(config), setup.full_dtype, options.compute.policy(), options.compute.precision_class(),
+                   setup.calibrations.of(spec));
+  setup.calibrations.note_unused();
   const uint64_t caches = cache_bytes(*this, deepest);
   model::require_device_memory(weight_bytes + caches,
                                options.shape + ": weights of " + weights.str() + " (" + human_bytes(weight_bytes) + ") and caches of " +

@@ -33,7 +33,13 @@ constexpr const char* kHelp =
 class Chat {
  public:
   Chat(const Options& options, const cache::KvSpec& spec)
-      : options_(options), model_(options.model.load()), spec_(spec), session_{make_cache(), {}, {}}, interactive_(::isatty(STDIN_FILENO)) {
+      : options_(options),
+        model_(options.model.load()),
+        spec_(spec),
+        calibrations_(options.kv.calibrations(&model_.identity())),
+        session_{make_cache(), {}, {}},
+        interactive_(::isatty(STDIN_FILENO)) {
+    calibrations_.note_unused();
     if (model_.chat_format() == text::ChatFormat::none) note("the model's chat format is not known here: what you type is used as it is");
   }
 
@@ -141,16 +147,18 @@ class Chat {
 
   void load(const std::string& path) {
     require_exists(path);
-    session_ = load_session(path, model_, options_.model.policy(), options_.kv.given() ? &spec_ : nullptr, options_.model.given_dtype());
+    session_ = load_session(path, model_, options_.model.policy(), calibrations_, options_.kv.given() ? &spec_ : nullptr,
+                            options_.model.given_dtype());
     last_.reset();
     note("loaded " + std::to_string(session_.cache.tokens()) + " tokens from " + path);
   }
 
-  cache::KvCache make_cache() const { return model_.make_cache(spec_, options_.model.full_dtype()); }
+  cache::KvCache make_cache() const { return model_.make_cache(spec_, options_.model.full_dtype(), calibrations_.of(spec_)); }
 
   const Options& options_;
   model::Transformer model_;
   cache::KvSpec spec_;
+  Calibrations calibrations_;
   Session session_;
   bool interactive_;
   LineReader reader_;

@@ -57,7 +57,7 @@ class Arm {
  public:
   Arm(const model::Transformer& model, const cache::KvSpec& spec, int depth, const Contents& contents, const DecodeSetup& setup,
       Progress& progress)
-      : model_(model), steps_(setup.steps), cache_(model.make_cache(spec, setup.full_dtype)), depth_(depth) {
+      : model_(model), steps_(setup.steps), cache_(model.make_cache(spec, setup.full_dtype, setup.calibrations.of(spec))), depth_(depth) {
     result_.depth = depth;
     result_.spec = spec;
     cache_.reserve(depth_ + steps_);
@@ -210,7 +210,7 @@ std::vector<PrefillResult> measure_prefill(const model::Transformer& model, std:
   Progress progress("prefill of " + std::to_string(tokens));
   const auto ids = random_tokens(tokens, model.config().vocab);
   const auto run = [&](const cache::KvSpec& spec, std::span<const int32_t> part) {
-    cache::KvCache cache = model.make_cache(spec, setup.full_dtype);
+    cache::KvCache cache = model.make_cache(spec, setup.full_dtype, setup.calibrations.of(spec));
     return timed([&] { mx::eval(model.prefill(part, cache, setup.chunk, [](int64_t) { throw_if_interrupted(); })); });
   };
   std::vector<PrefillResult> results;

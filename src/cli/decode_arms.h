@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "cli/calibrations.h"
 #include "cli/output.h"
 #include "tersor/model.h"
 
@@ -22,6 +23,7 @@ struct DecodeSetup {
   int steps = 32, repeat = 5, chunk = 512;
   Dtype full_dtype = Dtype::f16;
   Fill fill = Fill::prefill;
+  Calibrations calibrations;
 
   /// The options --steps, --repeat and --chunk.
   void add(CLI::App& app);

@@ -118,13 +118,16 @@ int run(const Options& options) {
   if (text.empty()) throw Error(options.text + ": the text is empty");
   const model::Transformer model = options.model.load();
   const auto ids = text_ids(options, text, model);
+  const Calibrations files = options.kv.calibrations(&model.identity());
+  const auto calibrations = files.of(specs);
+  files.note_unused();
   std::vector<model::Evaluation> evaluations;
   {
     Progress progress("evaluating");
     throw_if_interrupted();
     evaluations = model::evaluate(
         model, ids, specs, options.chunk, options.model.full_dtype(), [&](int64_t done, int64_t total) { progress.update(done, total); },
-        interrupt_pending);
+        interrupt_pending, calibrations);
   }
   const int64_t tokens = evaluations.front().tokens;
   const bool interrupted = tokens < static_cast<int64_t>(ids.size());

@@ -91,6 +91,15 @@ std::vector<int32_t> prompt_ids(const Options& options, const std::string& promp
   return {};
 }
 
+Session make_session(const Options& options, const cache::KvSpec& spec, const model::Transformer& model) {
+  const Calibrations calibrations = options.kv.calibrations(&model.identity());
+  Session session = options.cache_in.empty() ? Session{model.make_cache(spec, options.model.full_dtype(), calibrations.of(spec)), {}, {}}
+                                             : load_session(options.cache_in, model, options.model.policy(), calibrations,
+                                                            options.kv.given() ? &spec : nullptr, options.model.given_dtype());
+  calibrations.note_unused();
+  return session;
+}
+
 int run(const Options& options) {
   options.model.check();
   options.generation.make();
@@ -101,9 +110,7 @@ int run(const Options& options) {
   const std::string prompt = prompt_text(options);
 
   const model::Transformer model = options.model.load();
-  Session session = options.cache_in.empty() ? Session{model.make_cache(spec, options.model.full_dtype()), {}, {}}
-                                             : load_session(options.cache_in, model, options.model.policy(),
-                                                            options.kv.given() ? &spec : nullptr, options.model.given_dtype());
+  Session session = make_session(options, spec, model);
   const auto ids = prompt_ids(options, prompt, model, session);
   mlx::core::reset_peak_memory();
   const model::Generation generation = answer(options, model, session, ids);

@@ -79,7 +79,9 @@ int run(const Options& options) {
                 "; give fewer");
   const size_t positions = options.all ? ids.size() : 1;
   require_memory(positions, model.config().vocab);
-  cache::KvCache cache = model.make_cache(spec, options.model.full_dtype());
+  const Calibrations calibrations = options.kv.calibrations(&model.identity());
+  cache::KvCache cache = model.make_cache(spec, options.model.full_dtype(), calibrations.of(spec));
+  calibrations.note_unused();
   cache.reserve(static_cast<int64_t>(ids.size()));
   write(options.out, run_tokens(options, model, ids, cache), static_cast<int64_t>(positions), model.config().vocab);
   if (options.json)

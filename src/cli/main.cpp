@@ -29,6 +29,7 @@ Commands add_commands(CLI::App& app) {
   add_chat(app, commands);
   add_eval(app, commands);
   add_bench(app, commands);
+  add_calibrate(app, commands);
   add_codec(app, commands);
   add_logits(app, commands);
   add_tokenize(app, commands);

@@ -119,6 +119,20 @@ std::string kv_name(const cache::KvSpec& spec) {
   return spec.keys == spec.values ? spec.str() : spec.keys.str() + "/" + rest.str();
 }
 
+codec::Role parse_role(const std::string& text) {
+  if (text == "keys") return codec::Role::keys;
+  if (text == "values") return codec::Role::values;
+  throw Error("unknown role \"" + text + "\": use keys or values");
+}
+
+void add_calibration(CLI::App& app, std::vector<std::string>& files) {
+  app.add_option("--calibration", files,
+                 "What `tersor calibrate` found out, for codecs that need it; repeat it for several: each is used where its codec is")
+      ->type_name("FILE")
+      ->check(file_name())
+      ->allow_extra_args(false);
+}
+
 void KvOptions::add(CLI::App& app, bool several, const std::string& default_text) {
   const std::string repeat = several ? "; repeat it to compare" : "";
   auto* option = app.add_option("--kv", kv,
@@ -129,6 +143,7 @@ void KvOptions::add(CLI::App& app, bool several, const std::string& default_text
   app.add_option("--window", window, "Recent tokens kept in full precision")->type_name("N")->check(whole(0, kMostTokens));
   app.add_option("--sinks", sinks, "First tokens kept in full precision")->type_name("N")->check(whole(0, kMostTokens));
   add_whole_list(app, "--skip-layers", skip, -4096, 4096, "Layers kept in full precision, e.g. 0,1,-1 (negative: from the last)");
+  add_calibration(app, calibration);
 }
 
 void KvOptions::add_halves(CLI::App& app) {

@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "cli/calibrations.h"
 #include "tersor/model.h"
 
 namespace tersor::cli {
@@ -54,8 +55,14 @@ cache::KvSpec parse_kv(const std::string& text);
 /// The same for a report; parse_kv(kv_name(s)) gives s.
 std::string kv_name(const cache::KvSpec& spec);
 
+/// --calibration, which may be repeated.
+void add_calibration(CLI::App& app, std::vector<std::string>& files);
+
+/// "keys" or "values"; throws Error for anything else.
+codec::Role parse_role(const std::string& text);
+
 struct KvOptions {
-  std::vector<std::string> kv;
+  std::vector<std::string> kv, calibration;
   std::string keys, values;
   std::vector<int> skip;
   std::optional<int> window, sinks;
@@ -68,6 +75,8 @@ struct KvOptions {
   /// The setting, or `otherwise` where none was given, with --window, --sinks and --skip-layers put over it.
   cache::KvSpec spec(const cache::KvSpec& otherwise) const;
   std::vector<cache::KvSpec> specs(const std::vector<cache::KvSpec>& otherwise) const;
+  /// The files of --calibration; of this model, where one is given.
+  Calibrations calibrations(const cache::Identity* model) const { return Calibrations(calibration, model); }
 
  private:
   cache::KvSpec with_overrides(cache::KvSpec spec) const;

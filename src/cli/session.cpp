@@ -81,9 +81,10 @@ void save_session(const Session& session, const std::string& path, const model::
   session.cache.save(path, model.identity(), extra);
 }
 
-Session load_session(const std::string& path, const model::Transformer& model, ops::Policy policy, const cache::KvSpec* required,
-                     std::optional<Dtype> dtype) {
-  cache::KvCache::Loaded loaded = cache::KvCache::load(path, model.identity(), policy, model.precision());
+Session load_session(const std::string& path, const model::Transformer& model, ops::Policy policy, const Calibrations& calibrations,
+                     const cache::KvSpec* required, std::optional<Dtype> dtype) {
+  cache::KvCache::Loaded loaded =
+      cache::KvCache::load(path, model.identity(), policy, model.precision(), calibrations.of(cache::KvCache::saved_spec(path)));
   Session session{std::move(loaded.cache), {}, {}};
   if (required && kv_name(*required) != kv_name(session.cache.spec()))
     throw Error(path + ": holds a cache of " + kv_name(session.cache.spec()) + ", not " + kv_name(*required) +

@@ -36,7 +36,7 @@ void take_back_last(Session& session, const std::string& path);
 
 void save_session(const Session& session, const std::string& path, const model::Transformer& model);
 /// Throws Error when the file is not a cache of this model, or when `required` or `dtype` asks for another one.
-Session load_session(const std::string& path, const model::Transformer& model, ops::Policy policy, const cache::KvSpec* required,
-                     std::optional<Dtype> dtype);
+Session load_session(const std::string& path, const model::Transformer& model, ops::Policy policy, const Calibrations& calibrations,
+                     const cache::KvSpec* required, std::optional<Dtype> dtype);
 
 }  // namespace tersor::cli

@@ -53,14 +53,14 @@ Evaluation summarise(const Arm& arm, const cache::KvSpec& spec, uint64_t bytes_f
 
 std::vector<Evaluation> evaluate(const Transformer& model, std::span<const int32_t> tokens, std::span<const cache::KvSpec> specs, int chunk,
                                  Dtype full_dtype, const std::function<void(int64_t done, int64_t total)>& progress,
-                                 const std::function<bool()>& stop_requested) {
+                                 const std::function<bool()>& stop_requested, std::span<const cache::ModelCalibration> calibrations) {
   check(model, tokens, chunk);
   const int64_t total = static_cast<int64_t>(tokens.size());
   cache::KvCache full = model.make_cache({}, full_dtype);
   full.reserve(total);
   std::vector<Arm> arms;
-  for (const auto& spec : specs) {
-    arms.push_back({model.make_cache(spec, full_dtype), {}});
+  for (size_t i = 0; i < specs.size(); ++i) {
+    arms.push_back({model.make_cache(specs[i], full_dtype, calibrations.empty() ? cache::ModelCalibration{} : calibrations[i]), {}});
     arms.back().cache.reserve(total);
   }
   for (size_t done = 0; done < tokens.size();) {

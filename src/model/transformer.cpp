@@ -159,8 +159,8 @@ text::ChatFormat Transformer::chat_format() const { return text::recognise_chat(
 uint64_t Transformer::weight_bytes() const { return impl_->weights.bytes(); }
 std::vector<ops::Choice> Transformer::choices() const { return impl_->chosen; }
 
-cache::KvCache Transformer::make_cache(const cache::KvSpec& spec, Dtype full_dtype) const {
-  return cache::KvCache(spec, impl_->config.layers, impl_->cache_shape(), full_dtype, impl_->policy, impl_->precision);
+cache::KvCache Transformer::make_cache(const cache::KvSpec& spec, Dtype full_dtype, const cache::ModelCalibration& calibration) const {
+  return cache::KvCache(spec, impl_->config.layers, impl_->cache_shape(), full_dtype, impl_->policy, impl_->precision, calibration);
 }
 
 // Logits [rows, vocab] of ids [L], whatever device they are on; not fused yet.

@@ -43,7 +43,8 @@ struct KvFormat {
 
   std::shared_ptr<const KvBasis> basis;
   codec::Layout keys, values;
-  bool sanitise = true;  // NaN becomes 0 and magnitudes are clamped before storing
+  std::optional<codec::Role> only;  // one side alone: the other takes no room and is not written (measurements of encoding, CPU)
+  bool sanitise = true;             // NaN becomes 0 and magnitudes are clamped before storing
   int batch = 1, heads = 1;
   mutable std::shared_ptr<const void> prepared;  // what a GPU plug-in makes of it once
 
@@ -51,8 +52,14 @@ struct KvFormat {
   bool fragments() const { return keys.arrangement == codec::Arrangement::fragments; }
   /// Tokens a slab's capacity is a multiple of.
   int64_t granularity() const { return std::max(keys.block_tokens, values.block_tokens); }
-  size_t head_bytes(int64_t capacity) const { return keys.bytes(capacity) + values.bytes(capacity); }
-  size_t values_offset(int64_t capacity) const { return fragments() ? keys.block_bytes : keys.bytes(capacity); }
+  bool has(codec::Role role) const { return !only || *only == role; }
+  size_t side_bytes(codec::Role role, int64_t capacity) const {
+    return has(role) ? (role == codec::Role::keys ? keys : values).bytes(capacity) : 0;
+  }
+  size_t head_bytes(int64_t capacity) const {
+    return side_bytes(codec::Role::keys, capacity) + side_bytes(codec::Role::values, capacity);
+  }
+  size_t values_offset(int64_t capacity) const { return fragments() ? keys.block_bytes : side_bytes(codec::Role::keys, capacity); }
 };
 
 /// One buffer: uint8 [batch, heads, head_bytes]; of each head the blocks of keys, then those of values.

@@ -48,8 +48,9 @@ class KvAppend : public Node {
     for (size_t i = 0; i < call_.targets.size(); ++i) {
       outputs[i].copy_shared_buffer(inputs[2 + i]);
       uint8_t* slab = outputs[i].data<uint8_t>();
-      jobs.push_back(encode_params(call_.targets[i], true, rows_of(k, call_.keys), slab, centre));
-      jobs.push_back(encode_params(call_.targets[i], false, rows_of(v, call_.values), slab, centre));
+      const KvTarget& target = call_.targets[i];
+      if (target.format->has(codec::Role::keys)) jobs.push_back(encode_params(target, true, rows_of(k, call_.keys), slab, centre));
+      if (target.format->has(codec::Role::values)) jobs.push_back(encode_params(target, false, rows_of(v, call_.values), slab, centre));
     }
     // The formats must outlive the work.
     dispatch(encoder, [first = std::move(jobs), targets = call_.targets](Later later) {

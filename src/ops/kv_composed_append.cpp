@@ -67,10 +67,14 @@ void kv_append_composed(std::span<const KvWrite> writes, const mx::array& k, con
     const KvBasis& basis = *format.basis;
     const RowShape keys = RowShape::of(k, format.heads, format.keys.dim, "kv_append", "k");
     const RowShape values = RowShape::of(v, format.heads, format.values.dim, "kv_append", "v");
-    const mx::array from_k = stored_basis(k, keys, format.sanitise, basis.key_rotation, centre, s),
-                    from_v = stored_basis(v, values, format.sanitise, basis.value_rotation, std::nullopt, s);
-    slab.data = written(format.keys, basis.key_codecs, slab.data, 0, from_k, write, s);
-    slab.data = written(format.values, basis.value_codecs, slab.data, format.values_offset(slab.capacity), from_v, write, s);
+    const auto put = [&](const codec::Layout& layout, const KvBasis::Codecs& codecs, size_t offset, const mx::array& rows) {
+      slab.data = written(layout, codecs, slab.data, offset, rows, write, s);
+    };
+    if (format.has(codec::Role::keys))
+      put(format.keys, basis.key_codecs, 0, stored_basis(k, keys, format.sanitise, basis.key_rotation, centre, s));
+    if (format.has(codec::Role::values))
+      put(format.values, basis.value_codecs, format.values_offset(slab.capacity),
+          stored_basis(v, values, format.sanitise, basis.value_rotation, std::nullopt, s));
   }
 }
 

@@ -15,7 +15,7 @@ DEMO_TEXT = ROOT / "docs" / "demo" / "lighthouse.txt"
 PROMPT = "What is the capital of France?"
 GROUPS = ["bench", "codec"]
 COMMANDS = ["generate", "chat", "eval", "bench decode", "bench model", "bench attention", "bench linear", "codec list", "codec roundtrip"]
-COMMANDS += ["logits", "tokenize", "detokenize", "inspect"]
+COMMANDS += ["calibrate", "bench encode", "bench pack", "logits", "tokenize", "detokenize", "inspect"]
 
 
 @pytest.fixture(scope="module")
@@ -104,6 +104,13 @@ def test_no_command_lists_the_commands(tersor):
         (["bench", "attention", "--depth", "0"], ["--depth", "whole number from 1"]),
         (["bench", "attention", "--depth", "16,"], ["--depth", "whole number from 1"]),
         (["bench", "attention", "--skip-layers", "0"], ["--skip-layers"]),
+        (["bench", "encode", "--kv", "turboquant:4", "--shape", "1,2,3"], ["--shape", "BATCH,HEADS,TOKENS,DIM"]),
+        (["bench", "encode", "--kv", "turboquant:4", "--shape", "1000,1000,1000,128"], ["--shape", "quarter of the memory"]),
+        (["bench", "encode", "--kv", "qjl:64", "--role", "values"], ["qjl"]),
+        (["bench", "encode", "--kv", "turboquant:4,centre=4"], ["centre="]),
+        (["bench", "encode", "--kv", "affine:4,group=32,axis=channel"], ["axis=channel", "axis=token"]),
+        (["bench", "pack", "--bits", "9"], ["--bits", "from 1 to 8"]),
+        (["bench", "pack", "--count", "0"], ["--count", "from 1"]),
         (["codec", "roundtrip", "--kv", "full", "--in", "x", "--out", ""], ["--out", "not empty"]),
         (["codec", "roundtrip", "--kv", "full", "--in", "x", "--out", "y.txt"], ["y.txt", ".npy"]),
         (["tokenize", "--model", "/dev/null"], ["/dev/null"]),
@@ -416,13 +423,37 @@ def test_bench_attention(json_of):
     assert result["results"][1]["bytes"] < result["results"][0]["bytes"]
 
 
+@pytest.mark.parametrize(
+    "kv, role", [("turboquant:4", "keys"), ("affine:8", "values"), ("vecinfer:2,sub=2", "values"), ("qjl:128", "keys")]
+)
+def test_bench_encode(json_of, kv, role):
+    result = json_of("bench", "encode", "--kv", kv, "--role", role, "--shape", "1,2,2048,64", "--repeat", 3)
+    fields(result, "ms samples peak_bytes allocator_peak_bytes resident_peak_bytes output_bytes kernel fast machine")
+    assert len(result["samples"]) == 3 and result["ms"] > 0 and result["shape"] == [1, 2, 2048, 64]
+    assert result["output_bytes"] == 2 * 2048 * 64 * result["bits_per_element"] / 8
+    assert result["allocator_peak_bytes"] <= result["output_bytes"] + 65536
+    assert result["calibration"] == ("the vectors themselves" if "vecinfer" in kv else "none")
+
+
+def test_bench_pack(json_of, tersor):
+    result = json_of("bench", "pack", "--bits", 3, "--count", 100001, "--repeat", 3)
+    assert [row["name"] for row in result["results"]] == ["quantise", "pack", "unpack", "dequantise"]
+    assert all(row["ms"] > 0 and row["gb_s"] > 0 and len(row["samples"]) == 3 for row in result["results"])
+    assert "GB/s" in tersor("bench", "pack", "--count", 1000, "--repeat", 1).stdout
+
+
 # Files
 
 
 def test_codec_list(tersor, json_of):
     codecs = {row["codec"]: row for row in json_of("codec", "list")["codecs"]}
-    assert codecs["full"]["bits_per_element"]["64"] == 16
-    assert 4 < codecs["turboquant:4"]["bits_per_element"]["128"] < 4.5
+    assert codecs["full:fp16"]["bits_per_element"]["64"] == 16
+    assert codecs["turboquant:4"]["bits_per_element"]["128"] == 4.125
+    assert codecs["turboquant:4"]["ratio"]["128"] == pytest.approx(16 / 4.125)
+    assert codecs["turboquant:4"]["distortion"] == pytest.approx(0.0093148, rel=1e-4)
+    assert codecs["qjl:256"]["keys"] and not codecs["qjl:256"]["values"]
+    assert codecs["vecinfer:2,sub=4"]["calibrated"] and codecs["vecinfer:2,sub=4"]["needs"] and not codecs["mxfp4"]["needs"]
+    assert {row["family"] for row in codecs.values()} >= {"affine", "turboquant-prod", "turboquant-rvq", "mxfp8"}
     text = tersor("codec", "list").stdout
     assert all(name in text for name in codecs)
 
@@ -446,6 +477,27 @@ def test_codec_roundtrip(json_of, tmp_path, dtype, kv, low, high):
     assert result["relative_error"] == pytest.approx(result["relative_mse"] ** 0.5)
     assert result["exact"] or result["snr_db"] == pytest.approx(-10 * np.log10(result["relative_mse"]))
     assert result["vectors"] == 15 and result["odd_numbers"] == 0
+
+
+@pytest.mark.parametrize("kv", ["affine:4,group=32,axis=channel", "mxfp4", "turboquant-prod:3", "turboquant-rvq:2+2", "qjl:512"])
+def test_codec_roundtrip_of_every_family(json_of, refused, tmp_path, kv):
+    """As far as `codec list` says, on Gaussian numbers."""
+    np.save(tmp_path / "x.npy", np.random.default_rng(1).standard_normal((256, 128)).astype(np.float32))
+    run = ["codec", "roundtrip", "--kv", kv, "--in", tmp_path / "x.npy", "--out", tmp_path / "y.npy"]
+    listed = {row["codec"]: row["distortion"] for row in json_of("codec", "list")["codecs"]}
+    assert json_of(*run)["relative_mse"] == pytest.approx(listed[kv], rel=0.15)
+    if "channel" in kv:
+        np.save(tmp_path / "x.npy", np.ones((33, 128), np.float32))
+        assert "32 vectors together" in refused(*run)
+
+
+def test_codec_roundtrip_with_a_mean(json_of, tmp_path):
+    x = np.random.default_rng(1).standard_normal((256, 64)).astype(np.float32) + 300 * np.random.default_rng(2).standard_normal(64)
+    np.save(tmp_path / "x.npy", x)
+    files = ["--in", tmp_path / "x.npy", "--out", tmp_path / "y.npy"]
+    run = ["codec", "roundtrip", *files, "--kv"]
+    plain, centred = (json_of(*run, kv)["relative_mse"] for kv in ("turboquant:4", "turboquant:4,centre=64"))
+    assert centred < plain / 1000
 
 
 def test_codec_roundtrip_leaves_odd_numbers_out(tersor, json_of, refused, tmp_path):
