@@ -3,7 +3,6 @@
 
     .venv/bin/python bench/eval_codecs.py MODEL TEXT CALIBRATION_TEXT OUT_WITHOUT_SUFFIX
 
-Codecs that need a calibration get one from CALIBRATION_TEXT, kept beside the output and used again when it is there. Every cache keeps
 Every cache keeps its first 4 and its 24 most recent tokens in full precision. Codecs that need a calibration get one from
 CALIBRATION_TEXT, kept beside the output and used again when it is there. Bytes are what the allocator holds for the cache, windows and
 spare room included.
