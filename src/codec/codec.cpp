@@ -65,9 +65,14 @@ int Codec::groups() const {
   }
 }
 
-void Codec::map_query(std::span<const double> q, std::span<double> mapped) const { std::copy(q.begin(), q.end(), mapped.begin()); }
+// The rotation, where that is all.
+void Codec::map_query(std::span<const double> q, std::span<double> mapped) const {
+  std::copy(q.begin(), q.end(), mapped.begin());
+  if (rotation()) rotation()->apply(mapped);
+}
 void Codec::map_output(std::span<const double> stored, std::span<double> output) const {
   std::copy(stored.begin(), stored.end(), output.begin());
+  if (rotation()) rotation()->inverse(output);
 }
 
 void Codec::roundtrip(std::span<const float> x, std::span<float> y) const {
@@ -108,30 +113,32 @@ std::shared_ptr<const Codec> Codec::make(const Spec& spec, Role role, int dim, D
   throw Error("codec " + spec.str() + " cannot be made");
 }
 
-std::vector<float> query_matrix(const Codec& codec) {
-  const auto dim = static_cast<size_t>(codec.dim()), rows = static_cast<size_t>(codec.stored_dim());
-  std::vector<float> matrix(rows * dim);
-  std::vector<double> column(rows);
-  for (size_t c = 0; c < dim; ++c) {
-    std::vector<double> unit(dim, 0.0);
+namespace {
+
+// A linear map as a matrix [to][from].
+template <class Map>
+std::vector<float> matrix_of(size_t from, size_t to, const Map& map) {
+  std::vector<float> matrix(to * from);
+  std::vector<double> column(to);
+  for (size_t c = 0; c < from; ++c) {
+    std::vector<double> unit(from, 0.0);
     unit[c] = 1;
-    codec.map_query(unit, column);
-    for (size_t r = 0; r < rows; ++r) matrix[r * dim + c] = static_cast<float>(column[r]);
+    map(unit, column);
+    for (size_t r = 0; r < to; ++r) matrix[r * from + c] = static_cast<float>(column[r]);
   }
   return matrix;
 }
 
+}  // namespace
+
+std::vector<float> query_matrix(const Codec& codec) {
+  return matrix_of(static_cast<size_t>(codec.dim()), static_cast<size_t>(codec.stored_dim()),
+                   [&](std::span<const double> q, std::span<double> mapped) { codec.map_query(q, mapped); });
+}
+
 std::vector<float> output_matrix(const Codec& codec) {
-  const auto dim = static_cast<size_t>(codec.dim()), columns = static_cast<size_t>(codec.stored_dim());
-  std::vector<float> matrix(dim * columns);
-  std::vector<double> column(dim);
-  for (size_t c = 0; c < columns; ++c) {
-    std::vector<double> unit(columns, 0.0);
-    unit[c] = 1;
-    codec.map_output(unit, column);
-    for (size_t r = 0; r < dim; ++r) matrix[r * columns + c] = static_cast<float>(column[r]);
-  }
-  return matrix;
+  return matrix_of(static_cast<size_t>(codec.stored_dim()), static_cast<size_t>(codec.dim()),
+                   [&](std::span<const double> stored, std::span<double> output) { codec.map_output(stored, output); });
 }
 
 }  // namespace tersor::codec

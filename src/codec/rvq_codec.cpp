@@ -41,14 +41,6 @@ class Rvq final : public Codec {
     for (size_t i = 0; i < size; ++i)
       stored[i] = (tables_[0].levels[codes[i]] + (spec().stages == 2 ? tables_[1].levels[codes[size + i]] : 0.0f)) * scalars[0];
   }
-  void map_query(std::span<const double> q, std::span<double> mapped) const override {
-    std::copy(q.begin(), q.end(), mapped.begin());
-    rotation_.apply(mapped);
-  }
-  void map_output(std::span<const double> stored, std::span<double> output) const override {
-    std::copy(stored.begin(), stored.end(), output.begin());
-    rotation_.inverse(output);
-  }
 
  private:
   using Pair = std::pair<Code, Code>;

@@ -31,14 +31,6 @@ class TurboQuant final : public Codec {
   void decode(std::span<const Code> codes, std::span<const float> scalars, std::span<float> stored) const override {
     for (int i = 0; i < dim(); ++i) stored[i] = table_.levels[codes[i]] * scalars[0];
   }
-  void map_query(std::span<const double> q, std::span<double> mapped) const override {
-    std::copy(q.begin(), q.end(), mapped.begin());
-    rotation_.apply(mapped);
-  }
-  void map_output(std::span<const double> stored, std::span<double> output) const override {
-    std::copy(stored.begin(), stored.end(), output.begin());
-    rotation_.inverse(output);
-  }
 
  private:
   Rotation rotation_;
