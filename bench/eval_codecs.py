@@ -30,7 +30,7 @@ FAMILIES = {
     "affine, groups of 32": ["affine:2,group=32", "affine:3,group=32", "affine:4,group=32", "affine:8,group=32"],
     "affine, centred keys": [f"affine:{b},group=32,centre=256/affine:{b},group=32" for b in (2, 3, 4)],
     "mxfp": ["mxfp4", "mxfp8"],
-    "vecinfer": ["vecinfer:1,sub=8", "vecinfer:2,sub=4", "vecinfer:3,sub=4"],
+    "vecinfer": ["vecinfer:1,sub=8", "vecinfer:1.5,sub=4", "vecinfer:2,sub=4"],
 }
 CALIBRATED = ("turboquant:2.5", "turboquant:3.5", "vecinfer")
 TOKENS = 2048
@@ -75,6 +75,9 @@ def main():
         sys.exit(__doc__)
     model, text, calibration_text, stem = sys.argv[1], sys.argv[2], sys.argv[3], pathlib.Path(sys.argv[4])
     stem.parent.mkdir(parents=True, exist_ok=True)
+    record = stem.with_suffix(".json")
+    about = {"model": pathlib.Path(model).name, "text": pathlib.Path(text).name, "tokens": TOKENS,
+             "calibration_text": pathlib.Path(calibration_text).name}
     rows = []
     for kv in (kv for family in FAMILIES.values() for kv in family):
         files = [calibration(model, calibration_text, kv, stem)] if kv.startswith(CALIBRATED) else []
@@ -82,8 +85,7 @@ def main():
         r = rows[-1]
         print(f"{kv:45} {r['bytes'] / 2**20:6.2f} MiB {r['bytes'] / r['bytes_full']:.3f}  top-1 {100 * r['top1_agreement']:6.2f} %"
               f"  KL {r['kl_mean']:.5f}  perplexity {r['perplexity']:.2f} ({r['perplexity_full']:.2f})", flush=True)
-    stem.with_suffix(".json").write_text(json.dumps({"model": pathlib.Path(model).name, "text": pathlib.Path(text).name, "tokens": TOKENS,
-                                                     "calibration_text": pathlib.Path(calibration_text).name, "results": rows}, indent=1))
+        record.write_text(json.dumps({**about, "results": rows}, indent=1))
     draw(rows, stem.with_suffix(".png"))
 
 
