@@ -36,7 +36,9 @@ class Work {
     saved_.model = model.identity();
     Digest digest;
     digest.add(tokens.data(), tokens.size_bytes());
-    saved_.run = {{"seed", std::to_string(options.seed)}, {"tokens", std::to_string(tokens.size())}, {"text", digest.str()}};
+    saved_.run = {{"seed", std::to_string(options.seed)}, {"tokens", std::to_string(tokens.size())}, {"text", digest.str()},
+                  {"precision", std::string(name_of(options.model.precision_class()))},
+                  {"kernels", std::string(name_of(options.model.policy()))}};
     if (std::filesystem::exists(options.partial())) resume(model);
   }
 
@@ -55,7 +57,7 @@ class Work {
  private:
   void resume(const model::Transformer& model) {
     const std::string path = options_.partial();
-    cache::SavedCalibration earlier = cache::load_calibration(path, &model.identity());
+    cache::SavedCalibration earlier = loaded(path, model);
     const auto same = [&](const std::string& what, const std::string& theirs, const std::string& ours) {
       if (theirs != ours)
         throw Error(path + ": holds an interrupted calibration whose " + what + " is " + theirs + ", not " + ours +
@@ -68,6 +70,12 @@ class Work {
     if (saved_.complete()) saved_.done.pop_back();  // so that there is a last layer to finish with
     resumed_ = done();
     note(path + ": going on after " + std::to_string(resumed_) + " of " + std::to_string(saved_.layers) + " layers");
+  }
+
+  static cache::SavedCalibration loaded(const std::string& path, const model::Transformer& model) {
+    try {
+      return cache::load_calibration(path, &model.identity());
+    } catch (const Error& error) { throw Error(std::string(error.what()) + "; remove it to begin anew"); }
   }
 
   const Options& options_;
@@ -127,6 +135,7 @@ std::string as_text(const Options& options, const cache::KvSpec& spec, const Wor
 
 void check(const Options& options, const cache::KvSpec& spec) {
   options.model.check();
+  if (!options.kv.given()) throw Error("name the codec to calibrate for: --kv, or --kv-keys and --kv-values");
   if (!spec.calibrated())
     throw Error("codec " + kv_name(spec) +
                 " needs no calibration; those that do: turboquant:2.5, qjl with outliers=, vecinfer, and any with "

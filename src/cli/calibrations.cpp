@@ -27,13 +27,17 @@ Calibrations::Calibrations(const std::vector<std::string>& files, const cache::I
 const Calibrations::Entry* Calibrations::find(const codec::Spec& spec, Role role) const {
   if (!cache::needs_calibration(spec, role) || entries_.empty()) return nullptr;
   std::string there;
+  const Entry* found = nullptr;
   for (const Entry& entry : entries_) {
     if (entry.saved.spec(role) == spec) {
-      entry.used = true;
-      return &entry;
+      if (found)
+        throw Error(found->path + " and " + entry.path + ": are both calibrations for " + (role == Role::keys ? "keys" : "values") + " of " +
+                    spec.str() + "; give one of them");
+      found = &entry, entry.used = true;
     }
     there += (there.empty() ? "" : ", ") + entry.path + " is for " + setting_of(entry.saved);
   }
+  if (found) return found;
   throw Error("codec " + spec.str() + " needs a calibration of its own for " + (role == Role::keys ? "keys" : "values") + ": " + there +
               "; make one with tersor calibrate --kv " + spec.str());
 }

@@ -247,14 +247,18 @@ Spec Spec::parse(std::string_view text) {
   const size_t colon = std::min(head.find(':'), head.size());
   Spec spec;
   double rate = 0;
+  std::vector<std::string_view> stated;
   spec.family = parse_family(head.substr(0, colon), text);
   parse_parameter(spec, head.substr(std::min(colon + 1, head.size())), colon < head.size(), text, rate);
   for (size_t at = comma; at < text.size();) {
     const size_t end = std::min(text.find(',', at + 1), text.size());
     const std::string_view option = text.substr(at + 1, end - at - 1);
     const size_t equals = option.find('=');
+    const std::string_view key = option.substr(0, std::min(equals, option.size()));
+    if (std::find(stated.begin(), stated.end(), key) != stated.end()) fail(text, std::string(key) + "= is stated twice");
+    stated.push_back(key);
     if (equals == std::string_view::npos) fail(text, "option \"" + std::string(option) + "\" is not of the form key=value");
-    parse_option(spec, option.substr(0, equals), option.substr(equals + 1), text);
+    parse_option(spec, key, option.substr(equals + 1), text);
     at = end;
   }
   finish(spec, rate, text);
