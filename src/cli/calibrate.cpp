@@ -36,7 +36,9 @@ class Work {
     saved_.model = model.identity();
     Digest digest;
     digest.add(tokens.data(), tokens.size_bytes());
-    saved_.run = {{"seed", std::to_string(options.seed)}, {"tokens", std::to_string(tokens.size())}, {"text", digest.str()},
+    saved_.run = {{"seed", std::to_string(options.seed)},
+                  {"tokens", std::to_string(tokens.size())},
+                  {"text", digest.str()},
                   {"precision", std::string(name_of(options.model.precision_class()))},
                   {"kernels", std::string(name_of(options.model.policy()))}};
     if (std::filesystem::exists(options.partial())) resume(model);

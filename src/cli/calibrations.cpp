@@ -31,8 +31,8 @@ const Calibrations::Entry* Calibrations::find(const codec::Spec& spec, Role role
   for (const Entry& entry : entries_) {
     if (entry.saved.spec(role) == spec) {
       if (found)
-        throw Error(found->path + " and " + entry.path + ": are both calibrations for " + (role == Role::keys ? "keys" : "values") + " of " +
-                    spec.str() + "; give one of them");
+        throw Error(found->path + " and " + entry.path + ": are both calibrations for " + (role == Role::keys ? "keys" : "values") +
+                    " of " + spec.str() + "; give one of them");
       found = &entry, entry.used = true;
     }
     there += (there.empty() ? "" : ", ") + entry.path + " is for " + setting_of(entry.saved);

@@ -13,7 +13,9 @@ std::string names_of(Role role) { return role == Role::keys ? "keys" : "values";
 
 void check_calibration(const Spec& spec, Role role, int dim, const Calibration* c) {
   if (!needs_calibration(spec)) return;
-  if (!c) refuse(spec, "needs a calibration of the model's " + names_of(role) + "; make one with tersor calibrate and name it with --calibration");
+  if (!c)
+    refuse(spec,
+           "needs a calibration of the model's " + names_of(role) + "; make one with tersor calibrate and name it with --calibration");
   const auto wrong = [&](const char* what, size_t has, size_t wants) {
     refuse(spec, std::string("the calibration has ") + std::to_string(has) + " " + what + " where " + std::to_string(wants) +
                      " are needed; calibrate for this model and codec");
