@@ -8,6 +8,7 @@
 #endif
 
 #include <algorithm>
+#include <cstring>
 
 #include "codec/layout.h"
 #include "hwy/highway.h"
@@ -135,6 +136,22 @@ HWY_INLINE void UnpackIndices(const codec::Layout& layout, const uint8_t* block,
   }
 }
 
+// Every token's centroid to rows `ld` apart. kSub 0: any length.
+template <size_t kSub>
+HWY_INLINE void PutCentroids(const float* centroids, const int32_t* at, size_t sub, size_t ld, float* to) {
+  const size_t length = kSub ? kSub : sub;
+  for (size_t t = 0; t < kTileTokens; ++t)
+    std::memcpy(to + t * ld, centroids + static_cast<size_t>(at[t]) * length, length * sizeof(float));
+}
+inline void PutCentroids(const float* centroids, const int32_t* at, size_t sub, size_t ld, float* to) {
+  switch (sub) {
+    case 2: return PutCentroids<2>(centroids, at, sub, ld, to);
+    case 4: return PutCentroids<4>(centroids, at, sub, ld, to);
+    case 8: return PutCentroids<8>(centroids, at, sub, ld, to);
+    default: return PutCentroids<0>(centroids, at, sub, ld, to);
+  }
+}
+
 // Codebook indices: keys to [padded dim][64], values to [64][padded dim].
 inline void DecodeIndices(const codec::Layout& layout, const uint8_t* block, const float* centroids, float* tile) {
   const int sub = layout.codec->spec().sub, ld = layout.padded_dim;
@@ -142,7 +159,7 @@ inline void DecodeIndices(const codec::Layout& layout, const uint8_t* block, con
   for (int j = 0; j < layout.codes; ++j) {
     UnpackIndices(layout, block, j, at);
     if (layout.role == codec::Role::values) {
-      for (int t = 0; t < kTileTokens; ++t) std::copy_n(centroids + at[t] * sub, sub, tile + t * ld + j * sub);
+      PutCentroids(centroids, at, static_cast<size_t>(sub), static_cast<size_t>(ld), tile + j * sub);
       continue;
     }
     for (int t = 0; t < kTileTokens; t += static_cast<int>(hn::Lanes(F()))) {
