@@ -10,6 +10,7 @@
 #include <random>
 
 #include "cache/full_vectors.h"
+#include "cache/header_edit.h"
 #include "codec/calibrate.h"
 
 namespace tersor::cache {
@@ -122,19 +123,6 @@ TEST_F(CalibrationFile, OtherModelsAndFilesAreRefused) {
   expect_refused(path(), &kModel, "is not a safetensors file");
   EXPECT_THROW(load_calibration(path("missing"), nullptr), Error);
   EXPECT_THROW(save_calibration(path("no/such/folder/file"), make("turboquant:2.5", "full")), Error);
-}
-
-std::string with(std::string bytes, const std::string& from, const std::string& to) {
-  uint64_t size = 0;
-  std::memcpy(&size, bytes.data(), 8);
-  std::string header = bytes.substr(8, size);
-  const size_t at = header.find(from);
-  EXPECT_NE(at, std::string::npos) << from;
-  header.replace(at, from.size(), to);
-  const uint64_t changed = header.size();
-  bytes.replace(8, size, header);
-  std::memcpy(bytes.data(), &changed, 8);
-  return bytes;
 }
 
 TEST_F(CalibrationFile, WrongHeadersAreRefused) {

@@ -8,6 +8,7 @@
 
 #include "base/safetensors.h"
 #include "cache/cache_cases.h"
+#include "cache/header_edit.h"
 
 namespace tersor::cache {
 namespace {
@@ -168,20 +169,6 @@ TEST_F(File, TheFirstDifferingPropertyOfTheModelIsNamed) {
   Identity more = kModel;
   more["tokenizer"] = "x";
   expect_refused(path("m"), more, HasSubstr("tokenizer"));
-}
-
-// Replaces text in the JSON header by text of any length.
-std::string with(std::string bytes, const std::string& from, const std::string& to) {
-  uint64_t size = 0;
-  std::memcpy(&size, bytes.data(), 8);
-  std::string header = bytes.substr(8, size);
-  const size_t at = header.find(from);
-  EXPECT_NE(at, std::string::npos) << from;
-  header.replace(at, from.size(), to);
-  const uint64_t changed = header.size();
-  bytes.replace(8, size, header);
-  std::memcpy(bytes.data(), &changed, 8);
-  return bytes;
 }
 
 TEST_F(File, WrongHeadersAreRefused) {
