@@ -29,7 +29,7 @@ std::vector<uint8_t> reference(std::vector<codec::Code> codes, int bits) {
   while (codes.size() % 32) codes.push_back(0);
   const std::vector<uint32_t> words = codec::mlx_pack(codes, bits);
   std::vector<uint8_t> all(words.size() * 4);
-  std::memcpy(all.data(), words.data(), all.size());
+  if (!words.empty()) std::memcpy(all.data(), words.data(), all.size());
   all.resize(bytes);
   return all;
 }

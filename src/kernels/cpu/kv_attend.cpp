@@ -210,7 +210,7 @@ inline void Softmax(const KvAttend& p, const KvItem& item, const KvSegment& segm
 inline void Tile(const KvAttend& p, const KvItem& item, const KvSegment& segment, int64_t begin, const KvScratch& s,
                  const KvScratchSizes& n) {
   const int64_t last_row = p.position + item.row_begin + item.row_count - 1;
-  const int64_t seen = visible(p, segment, last_row).hi - begin;  // by the last row, which sees the most
+  const int64_t seen = visible_end(p, segment, last_row) - begin;  // by the last row, which sees the most
   const uint8_t* head = segment.blocks + item.batch * segment.batch_stride + item.kv_head * segment.head_stride;
   const codec::Layout &keys = *segment.keys, &values = *segment.values;
   const TileView view{item.kv_head, head + begin / keys.block_tokens * keys.block_bytes,

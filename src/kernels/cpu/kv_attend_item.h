@@ -22,16 +22,22 @@ inline KvItem item_of(const KvAttend& p, const KvAttendPlan& plan, size_t index)
   return {head / p.kv_heads, head % p.kv_heads, tile * plan.row_tile, std::min(plan.row_tile, p.rows - tile * plan.row_tile), split};
 }
 
-/// The tokens of a segment, as indices within it, that a row at `position` may see.
+/// One past the last token of a segment, as an index within it, that a row at `position` may see; rises with the position, never beyond
+/// the segment, and may be negative.
+inline int64_t visible_end(const KvAttend& p, const KvSegment& s, int64_t position) {
+  const int64_t hi = std::min(s.first + s.count, std::max(s.hi_abs, position + s.hi_rel));
+  return (p.causal ? std::min(hi, position + 1) : hi) - s.first;
+}
+
+/// The tokens of a segment, as indices within it, that a row at `position` may see. None: lo = hi, which may then lie beyond the segment.
 struct KvRange {
   int64_t lo, hi;
 };
 inline KvRange visible(const KvAttend& p, const KvSegment& s, int64_t position) {
   int64_t lo = std::max({s.first, s.lo_abs, position + s.lo_rel});
-  int64_t hi = std::min(s.first + s.count, std::max(s.hi_abs, position + s.hi_rel));
-  if (p.causal) hi = std::min(hi, position + 1);
   if (p.sliding_window > 0) lo = std::max(lo, position - p.sliding_window + 1);
-  return {lo - s.first, std::max(lo, hi) - s.first};
+  lo -= s.first;
+  return {lo, std::max(lo, visible_end(p, s, position))};
 }
 
 /// The tiles of a segment that any of the query rows [row_begin, row_end) may see. Tile i holds tokens from origin + 64 i on; the
@@ -40,7 +46,7 @@ struct KvTiles {
   int64_t origin, count;
 };
 inline KvTiles tiles_of(const KvAttend& p, const KvSegment& s, int64_t row_begin, int64_t row_end) {
-  const int64_t lo = visible(p, s, p.position + row_begin).lo, hi = visible(p, s, p.position + row_end - 1).hi;
+  const int64_t lo = visible(p, s, p.position + row_begin).lo, hi = visible_end(p, s, p.position + row_end - 1);
   const int64_t block = std::max(s.keys->block_tokens, s.values->block_tokens), origin = lo / block * block;
   return {origin, lo < hi ? (hi - origin + codec::kTileTokens - 1) / codec::kTileTokens : 0};
 }

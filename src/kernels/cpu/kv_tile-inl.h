@@ -107,8 +107,9 @@ void DecodeValues(const codec::Layout& layout, const uint8_t* block, const float
   constexpr int kStep = codes::most_fields(kBits);
   for (size_t dims = 0; dims < ld / kLanes; ++dims) {
     const int group_of_dims = std::min(static_cast<int>(dims * kLanes) / layout.group, layout.groups - 1);
-    const float* scale = scalars + group_of_dims * kTileTokens;
-    [[maybe_unused]] const float* bias = scalars + (layout.groups + group_of_dims) * kTileTokens;
+    const float *scale = nullptr, *bias = nullptr;
+    if constexpr (Map::kScaled) scale = scalars + group_of_dims * kTileTokens;
+    if constexpr (Map::kBiased) bias = scalars + (layout.groups + group_of_dims) * kTileTokens;
     for (size_t base = 0; base < codes::kTokenQuads; base += kStep)
       for (size_t lane = 0; lane < kLanes; lane += hn::Lanes(F()))
         codes::Unrolled<kStep>([&](auto inner) {
