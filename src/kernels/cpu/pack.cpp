@@ -246,7 +246,7 @@ void PackCodes(const uint8_t* codes, size_t n, int bits, uint8_t* packed) {
     case 7: return pack::PackRun<7>(codes, n, packed);
     default: break;
   }
-  std::memcpy(packed, codes, n);
+  std::copy_n(codes, n, packed);
   std::memset(packed + n, 0, packed_bytes(n, 8) - n);
 }
 
@@ -261,7 +261,7 @@ void UnpackCodes(const uint8_t* packed, size_t n, int bits, uint8_t* codes) {
     case 7: return pack::UnpackRun<7>(packed, n, codes);
     default: break;
   }
-  std::memcpy(codes, packed, n);
+  std::copy_n(packed, n, codes);
 }
 
 void QuantiseLevels(const float* x, size_t n, const float* thresholds, int count, uint8_t* codes) {
