@@ -111,6 +111,13 @@ class LayerCache {
   uint64_t bytes() const;
   /// The arrays held; evaluate them to finish pending appends.
   std::vector<mx::array> arrays() const;
+
+  /// What the cache holds, to be stored and read back by others: arrays() and one line of text that describes them.
+  struct Image;
+  Image image() const;
+  /// A cache with its own memory, equal to the one the image was taken of. Throws Error that names what does not fit.
+  static LayerCache from_image(const Image& image, ops::Policy policy, ops::Precision precision = ops::Precision::int16,
+                               const LayerCalibration& calibration = {});
   std::vector<ops::Choice> choices() const;
 
   struct State;  // cache/layer_state.h
@@ -120,6 +127,11 @@ class LayerCache {
  private:
   LayerCache();
   std::unique_ptr<State> state_;
+};
+
+struct LayerCache::Image {
+  std::string header;  // JSON
+  std::vector<mx::array> arrays;
 };
 
 /// Identity of the model a cache belongs to; every entry must match when a saved cache is loaded.

@@ -177,6 +177,8 @@ LayerCache::LayerCache(const codec::Spec& keys, const codec::Spec& values, int w
   s.sink_format = sized(ops::KvFormat(basis, full_keys, full_values, kSinkBlockTokens, arrangement), shape, true);
   s.recent_format = sized(ops::KvFormat(basis, full_keys, full_values, kRecentBlockTokens, arrangement), shape, true);
   if (keys.centre == codec::Spec::kCentreCalibrated) s.centre = calibrated_mean(calibration, shape);
+  if (needs_calibration(keys, codec::Role::keys) || needs_calibration(values, codec::Role::values))
+    s.calibration = digest_of({calibration});
 }
 
 void LayerCache::append(const mx::array& k, const mx::array& v) {

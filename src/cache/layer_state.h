@@ -2,6 +2,7 @@
 #pragma once
 
 #include <optional>
+#include <string>
 #include <vector>
 
 #include "ops/kv.h"
@@ -38,6 +39,7 @@ struct LayerCache::State {
   int64_t tokens = 0;
   /// What is subtracted from every key, [B, H, D] float32; set by the first tokens or by calibration where keys ask for it (centre=).
   std::optional<mx::array> centre;
+  std::string calibration;  // digest_of the one in use, or empty
 
   int64_t capacity() const { return body.empty() ? 0 : body.back().first + body.back().capacity; }
 };

@@ -56,9 +56,7 @@ struct KvFormat {
   size_t side_bytes(codec::Role role, int64_t capacity) const {
     return has(role) ? (role == codec::Role::keys ? keys : values).bytes(capacity) : 0;
   }
-  size_t head_bytes(int64_t capacity) const {
-    return side_bytes(codec::Role::keys, capacity) + side_bytes(codec::Role::values, capacity);
-  }
+  size_t head_bytes(int64_t capacity) const { return side_bytes(codec::Role::keys, capacity) + side_bytes(codec::Role::values, capacity); }
   size_t values_offset(int64_t capacity) const { return fragments() ? keys.block_bytes : side_bytes(codec::Role::keys, capacity); }
 };
 
@@ -123,5 +121,9 @@ void kv_append_composed(std::span<const KvWrite> writes, const mx::array& k, con
                         mx::StreamOrDevice s);
 KvAttended kv_attend_composed(const mx::array& q, std::span<const KvRead> reads, const AttendOptions& options, int64_t position,
                               mx::StreamOrDevice s);
+
+/// The vectors of a slab in lanes, as attention sees them: float32 [B, H, count, dim]; keys without the centre that was subtracted. Of keys
+/// behind a sketch or a smoothing, k with <q, k> = the score. In composed MLX operations.
+mx::array kv_decode(const KvSlab& slab, codec::Role role, mx::StreamOrDevice s = {});
 
 }  // namespace tersor::ops
