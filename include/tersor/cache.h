@@ -105,6 +105,9 @@ class LayerCache {
   int64_t trimmable() const;
   /// Takes back the last n tokens. Removes all n or, when n > trimmable(), none. Returns how many it removed.
   int64_t trim(int64_t n);
+  /// Takes back the last n tokens, or all, whatever n is. Beyond trimmable() tokens that were kept in full precision are gone: those before
+  /// the new end are then read from their codes, and the window fills again as tokens come.
+  void rewind(int64_t n);
   /// A cache with its own memory.
   LayerCache copy() const;
   /// Bytes of every array held.

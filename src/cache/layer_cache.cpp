@@ -116,7 +116,13 @@ void full_writes(State& s, int64_t count, std::vector<ops::KvWrite>& writes) {
     writes.push_back({&*s.sink_slab, 0, end - s.tokens, s.tokens});
   }
   if (s.window == 0) return;
-  if (!s.recent) s.recent = ops::KvSlab::make(s.recent_format, room(count, recent_limit(s)), s.tokens);
+  if (!s.recent) {  // from the next boundary on; what a long rewind has left before it is in the body
+    const int64_t first = round_up(s.tokens, recent_step(s));
+    if (first >= s.tokens + count) return;
+    s.recent = ops::KvSlab::make(s.recent_format, room(s.tokens + count - first, recent_limit(s)), first);
+    writes.push_back({&*s.recent, first - s.tokens, s.tokens + count - first, 0});
+    return;
+  }
   if (s.recent->count + count > s.recent->capacity) {
     const int64_t first = recent_first(s, s.tokens), capacity = room(s.tokens - first + count, recent_limit(s));
     // Every few tokens of a decode: not worth the nodes of MLX that a copy is made of.
@@ -235,7 +241,7 @@ mx::array LayerCache::attend(const mx::array& q, const AttendOptions& options) {
 
 bool LayerCache::advances() const {
   const State& s = *state_;
-  if (s.body.empty() || s.tokens == 0 || s.tokens <= s.sinks) return false;
+  if (s.body.empty() || s.tokens == 0 || s.tokens <= s.sinks || (s.window > 0 && !s.recent)) return false;
   const auto last = std::find_if(s.body.rbegin(), s.body.rend(), [](const ops::KvSlab& slab) { return slab.count > 0; });
   return last != s.body.rend() && last->count < last->capacity && (!s.recent || s.recent->count < s.recent->capacity);
 }
@@ -262,9 +268,15 @@ int64_t LayerCache::trimmable() const {
 }
 
 int64_t LayerCache::trim(int64_t n) {
+  if (n <= 0 || n > state_->tokens || (n > trimmable() && n != state_->tokens)) return 0;
+  rewind(n);
+  return n;
+}
+
+void LayerCache::rewind(int64_t n) {
   State& s = *state_;
-  if (n <= 0 || n > s.tokens || (n > trimmable() && n != s.tokens)) return 0;
-  s.tokens -= n;
+  if (n <= 0) return;
+  s.tokens -= std::min(n, s.tokens);
   while (s.body.size() > 1 && s.body.back().first >= s.tokens) s.body.pop_back();
   for (ops::KvSlab& slab : s.body) slab.count = std::clamp<int64_t>(s.tokens - slab.first, 0, slab.count);
   if (s.sink_slab) s.sink_slab->count = std::min(s.sink_slab->count, s.tokens);
@@ -272,7 +284,6 @@ int64_t LayerCache::trim(int64_t n) {
   if (s.recent) s.recent->count = s.tokens - s.recent->first;
   if (s.tokens == 0) s.sink_slab.reset();
   if (s.tokens == 0 && s.keys.centre > 0) s.centre.reset();  // the next first tokens have a mean of their own
-  return n;
 }
 
 LayerCache LayerCache::copy() const {

@@ -63,6 +63,7 @@ void bind_calibration(nb::module_& m) {
 }  // namespace
 
 void bind_cache(nb::module_& m) {
+  m.def("is_tracer", [](const mx::array& x) { return x.is_tracer(); }, "x"_a, "Whether a transformation (mx.compile, mx.grad) traces x.");
   bind_choice(m);
   bind_calibration(m);
   nb::class_<LayerCache>(m, "LayerCache", "Keys and values of one attention layer, attended in the form they are stored in.")
@@ -92,6 +93,7 @@ void bind_cache(nb::module_& m) {
       .def("reserve", &LayerCache::reserve, "tokens"_a)
       .def("trimmable", &LayerCache::trimmable)
       .def("trim", &LayerCache::trim, "n"_a)
+      .def("rewind", &LayerCache::rewind, "n"_a)
       .def("copy", &LayerCache::copy)
       .def_prop_ro("nbytes", &LayerCache::bytes)
       .def("arrays", &LayerCache::arrays)

@@ -1,4 +1,5 @@
 // The module tersor._tersor. python/tersor/__init__.py has imported mlx.core, whose types these functions take, before this one.
+#include <mlx/array.h>
 #include <mlx/version.h>
 
 #include "bindings.h"
@@ -18,6 +19,7 @@ NB_MODULE(_tersor, m) {
       "mlx_version", [] { return std::string(mlx::core::version()); }, "Version of the MLX library that is loaded.");
   m.def(
       "simd_target", [] { return tersor::kernels::simd_target_name(); }, "Instruction set that the CPU kernels use.");
+  m.def("accepts", [](const mlx::core::array&) {}, "Takes an array; a TypeError says that MLX's arrays are of another nanobind.");
   nb::exception<tersor::Error>(m, "Error", PyExc_ValueError);
   tersor::python::bind_spec(m);
   tersor::python::bind_cache(m);
