@@ -9,5 +9,6 @@ void bind_spec(nanobind::module_& m);
 void bind_cache(nanobind::module_& m);
 void bind_codec(nanobind::module_& m);
 void bind_fidelity(nanobind::module_& m);
+void bind_model_file(nanobind::module_& m);
 
 }  // namespace tersor::python

@@ -63,7 +63,8 @@ void bind_calibration(nb::module_& m) {
 }  // namespace
 
 void bind_cache(nb::module_& m) {
-  m.def("is_tracer", [](const mx::array& x) { return x.is_tracer(); }, "x"_a, "Whether a transformation (mx.compile, mx.grad) traces x.");
+  m.def(
+      "is_tracer", [](const mx::array& x) { return x.is_tracer(); }, "x"_a, "Whether a transformation (mx.compile, mx.grad) traces x.");
   bind_choice(m);
   bind_calibration(m);
   nb::class_<LayerCache>(m, "LayerCache", "Keys and values of one attention layer, attended in the form they are stored in.")

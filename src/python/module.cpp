@@ -19,10 +19,12 @@ NB_MODULE(_tersor, m) {
       "mlx_version", [] { return std::string(mlx::core::version()); }, "Version of the MLX library that is loaded.");
   m.def(
       "simd_target", [] { return tersor::kernels::simd_target_name(); }, "Instruction set that the CPU kernels use.");
-  m.def("accepts", [](const mlx::core::array&) {}, "Takes an array; a TypeError says that MLX's arrays are of another nanobind.");
+  m.def(
+      "accepts", [](const mlx::core::array&) {}, "Takes an array; a TypeError says that MLX's arrays are of another nanobind.");
   nb::exception<tersor::Error>(m, "Error", PyExc_ValueError);
   tersor::python::bind_spec(m);
   tersor::python::bind_cache(m);
   tersor::python::bind_codec(m);
   tersor::python::bind_fidelity(m);
+  tersor::python::bind_model_file(m);
 }

@@ -18,7 +18,7 @@ MAY_INCLUDE = {
     "cache": {"base", "codec", "kernels", "ops"},
     "model": {"base", "codec", "text", "ops", "cache"},  # codes and SIMD are not its business
     "cli": {"base", "codec", "text", "kernels", "ops", "cache", "model"},
-    "python": {"base", "codec", "kernels", "ops", "cache", "model"},
+    "python": {"base", "codec", "text", "kernels", "ops", "cache", "model"},
 }
 MAY_USE_MLX = {"ops", "cache", "model", "cli", "python"}
 # Picks the instruction set once, when the program starts; runs no kernel.

@@ -1,0 +1,206 @@
+"""A GGUF file as a model folder that mlx_lm loads: codes, scales and tokenizer rules are kept as they are."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import shutil
+import tempfile
+from pathlib import Path
+from typing import Optional, Union
+
+import mlx.core as mx
+
+from ._native import Error, core
+
+_FLOATS = {"float16": mx.float16, "bfloat16": mx.bfloat16, "float32": mx.float32}
+_ACTIVATIONS = {"silu": "silu", "gelu": "gelu", "gelu_tanh": "gelu_pytorch_tanh"}
+_ARCHITECTURES = {"llama": "LlamaForCausalLM", "mistral": "MistralForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}
+
+
+def _rope_scaling(config: dict):
+    if "llama3_scaling" in config:
+        return {"rope_type": "llama3", **config["llama3_scaling"]}
+    if config["linear_rope_factor"] != 1:
+        return {"rope_type": "linear", "factor": config["linear_rope_factor"]}
+    return None
+
+
+def _llama3_scaling(factors):
+    """A GGUF holds the divisors that Llama 3's rule gave. The rule's numbers are the same in every published model but for the factor."""
+    if not factors or all(f == 1 for f in factors):
+        return None
+    return {
+        "rope_type": "llama3",
+        "factor": max(factors),
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 8192,
+    }
+
+
+def _check_scaling(scaling: dict, factors, config: dict) -> None:
+    """The divisors of Llama 3's rule must be those of the file: a rule with other numbers would give another model."""
+    dims, base = config["rotary_dims"], config["rope_theta"]
+    low = scaling["original_max_position_embeddings"] / scaling["low_freq_factor"]
+    high = scaling["original_max_position_embeddings"] / scaling["high_freq_factor"]
+    for i, factor in enumerate(factors):
+        wavelength = 2 * math.pi * base ** (2 * i / dims)
+        if wavelength < high:
+            expected = 1.0
+        elif wavelength > low:
+            expected = scaling["factor"]
+        else:
+            smooth = (scaling["original_max_position_embeddings"] / wavelength - scaling["low_freq_factor"]) / (
+                scaling["high_freq_factor"] - scaling["low_freq_factor"]
+            )
+            expected = 1 / ((1 - smooth) / scaling["factor"] + smooth)
+        if abs(factor - expected) > 1e-3 * expected:
+            raise Error("the file's rope_freqs do not follow Llama 3's rule, and mlx_lm has no other; it cannot be converted")
+
+
+def _config(config: dict, quantised: dict, tokenizer: dict) -> dict:
+    family = config["family"]
+    result = {
+        "architectures": [_ARCHITECTURES[family]],
+        "model_type": "llama" if family == "mistral" else family,
+        "hidden_size": config["hidden"],
+        "num_hidden_layers": config["layers"],
+        "intermediate_size": config["intermediate"],
+        "num_attention_heads": config["heads"],
+        "num_key_value_heads": config["kv_heads"],
+        "head_dim": config["head_dim"],
+        "rms_norm_eps": config["norm_eps"],
+        "rope_theta": config["rope_theta"],
+        "vocab_size": config["vocab"],
+        "max_position_embeddings": config["context"],
+        "tie_word_embeddings": config["tied_head"],
+        "hidden_act": _ACTIVATIONS[config["activation"]],
+        "attention_bias": config["qkv_bias"] if family == "llama" else config["o_bias"],
+        "mlp_bias": config["mlp_bias"],
+        "bos_token_id": tokenizer["bos"],
+        "eos_token_id": tokenizer["end_tokens"] or tokenizer["eos"],
+    }
+    if config["rotary_dims"] != config["head_dim"]:
+        raise Error(f"only {config['rotary_dims']} of {config['head_dim']} dimensions turn, which mlx_lm's {family} cannot do")
+    if config["sliding_window"]:
+        result["sliding_window"] = config["sliding_window"]
+        result["layer_types"] = ["sliding_attention"] * config["layers"]
+    scaling = _rope_scaling(config) or _llama3_scaling(config["rope_freq_factors"])
+    if scaling and config["rope_freq_factors"]:
+        _check_scaling(scaling, config["rope_freq_factors"], config)
+    if scaling:
+        result["rope_scaling"] = scaling
+    if quantised:
+        most = max(quantised.values(), key=lambda how: sum(h == how for h in quantised.values()))
+        result["quantization"] = dict(most)
+        for name, how in quantised.items():
+            if how != most:
+                result["quantization"][name] = how
+    return result
+
+
+def _pre_tokenizer(steps):
+    from tokenizers import Regex, pre_tokenizers
+
+    made = []
+    for step in steps:
+        if step["kind"] == "digits":
+            made.append(pre_tokenizers.Digits(individual_digits=step["individual"]))
+        elif step["kind"] == "byte_level":
+            made.append(pre_tokenizers.ByteLevel(add_prefix_space=step["add_prefix_space"], use_regex=step["use_regex"]))
+        else:
+            pattern = Regex(step["pattern"]) if step["kind"] == "split_regex" else step["pattern"]
+            made.append(pre_tokenizers.Split(pattern, step["behaviour"], step["invert"]))
+    return made[0] if len(made) == 1 else pre_tokenizers.Sequence(made)
+
+
+def _tokenizer_json(data: dict) -> str:
+    from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, processors
+
+    vocabulary = {}
+    for i, token in enumerate(data["tokens"]):
+        vocabulary[token if token and token not in vocabulary else f"<unused{i}>"] = i
+    unk = None if data["unk"] is None else data["tokens"][data["unk"]]
+    tokenizer = Tokenizer(models.BPE(vocabulary, data["merges"], unk_token=unk, ignore_merges=data["ignore_merges"]))
+    if data["nfc"]:
+        tokenizer.normalizer = normalizers.NFC()
+    tokenizer.pre_tokenizer = _pre_tokenizer(data["pretokenizer"])
+    tokenizer.decoder = decoders.ByteLevel()
+    special = [AddedToken(content, special=True, normalized=False) for _, content, is_special in data["added"] if is_special]
+    tokenizer.add_special_tokens(special)
+    tokenizer.add_tokens([AddedToken(content, normalized=False) for _, content, is_special in data["added"] if not is_special])
+    for i, content, _ in data["added"]:
+        if tokenizer.token_to_id(content) != i:
+            raise Error(f"token {content!r} would get another id than {i}; the file's vocabulary has it twice")
+    if data["add_bos"] and data["bos"] is not None:
+        bos = data["tokens"][data["bos"]]
+        tokenizer.post_processor = processors.Sequence(
+            [
+                processors.ByteLevel(trim_offsets=False),
+                processors.TemplateProcessing(
+                    single=f"{bos} $A", pair=f"{bos} $A {bos} $B:1", special_tokens=[(bos, data["bos"])]
+                ),
+            ]
+        )
+    return tokenizer.to_str()
+
+
+def _tokenizer_config(data: dict, context: int) -> dict:
+    def token(i):
+        return None if i is None else data["tokens"][i]
+
+    result = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "model_max_length": context,
+        "clean_up_tokenization_spaces": False,
+        "bos_token": token(data["bos"]),
+        "eos_token": token(data["eos"]),
+        "unk_token": token(data["unk"]),
+    }
+    if data["chat_template"]:
+        result["chat_template"] = data["chat_template"]
+    return {key: value for key, value in result.items() if value is not None}
+
+
+def _write(folder: Path, source: Path, dtype) -> None:
+    config, arrays, quantised, tokenizer = core.load_model(str(source))
+    if config["family"] not in _ARCHITECTURES:
+        raise Error(f"{source}: models of family {config['family']} cannot be converted; {', '.join(_ARCHITECTURES)} can")
+    files = {
+        "config.json": json.dumps(_config(config, quantised, tokenizer), indent=2),
+        "tokenizer.json": _tokenizer_json(tokenizer),
+        "tokenizer_config.json": json.dumps(_tokenizer_config(tokenizer, config["context"]), indent=2, ensure_ascii=False),
+    }
+    for name, text in files.items():
+        (folder / name).write_text(text, encoding="utf-8")
+    arrays = {name: a.astype(dtype) if a.dtype in _FLOATS.values() else a for name, a in arrays.items()}
+    mx.save_safetensors(str(folder / "model.safetensors"), arrays, {"format": "mlx"})
+
+
+def convert(source: Union[str, Path], folder: Union[str, Path], dtype: Optional[str] = None) -> Path:
+    """Writes a folder that ``mlx_lm.load`` takes from a GGUF file (Llama, Mistral, Qwen2 and Qwen3 shapes; types that Tersor reads).
+
+    Quantised weights keep their codes (MLX's affine of group 32, or mxfp4). dtype: of scales and all other numbers, and so of the model's
+    activations: "float16", "bfloat16" or "float32"; unless given float32 where MLX runs on a CPU, whose 16-bit products are 10 times as slow,
+    else float16. Raises :class:`tersor.Error` when the file cannot be read or the folder exists. The folder appears as a whole or not at all.
+    """
+    if dtype is None:
+        dtype = "float32" if mx.default_device() == mx.cpu else "float16"
+    if dtype not in _FLOATS:
+        raise Error(f"dtype is {dtype!r}; use {', '.join(_FLOATS)}")
+    source, folder = Path(source), Path(folder)
+    if folder.exists():
+        raise Error(f"{folder} exists already; name a folder that does not, or remove it")
+    if not folder.parent.is_dir():
+        raise Error(f"{folder.parent} is not a folder, so that {folder.name} cannot be made in it")
+    scratch = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
+    try:
+        _write(scratch, source, _FLOATS[dtype])
+        os.chmod(scratch, 0o755)
+        os.replace(scratch, folder)
+    except BaseException:
+        shutil.rmtree(scratch, ignore_errors=True)
+        raise
+    return folder
