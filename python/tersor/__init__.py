@@ -32,6 +32,7 @@ _LAZY = {
     "evaluate": "evaluate",
     "Evaluation": "evaluate",
     "convert": "convert",
+    "KVCacheBuilder": "compat",
     "KVCacheConfig": "compat",
     "KVCacheFactory": "compat",
 }

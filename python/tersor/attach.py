@@ -116,7 +116,7 @@ class Plan:
         if facts is None:
             return declined(_why_native(entry))
         if facts.failure is not None:
-            return declined(f"the model cannot run with stored keys here: {facts.failure}")
+            return declined(facts.failure)
         if facts.bypassed:
             return declined("the model does not put keys into this cache")
         if facts.attentions == 0:

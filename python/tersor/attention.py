@@ -45,9 +45,14 @@ class Stored:
     def dtype(self):
         return self.cache.dtype
 
+    def astype(self, dtype) -> "Stored":
+        """Itself: attention computes in the queries' type whatever keys and values are stored as."""
+        return self
+
     def __getattr__(self, name):
+        label = self.cache.label
         raise Unsupported(
-            f"{self.cache.label}: the model asks for .{name} of fetched {self.role}, which exist in compressed form only; "
+            f"{label + ': ' if label else ''}the model asks for .{name} of fetched {self.role}, which exist in compressed form only; "
             "attention is all that can be done with them"
         )
 

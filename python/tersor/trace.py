@@ -52,8 +52,14 @@ class NotingCache:
         self.place = place
         self._tokens = 0
 
-    label = property(lambda self: f"cache {self.place}")
+    label = None  # messages are about the layer that a report names
     dtype = property(lambda self: self.facts.dtype)
+
+    def __getattr__(self, name):
+        if name.startswith("__"):
+            raise AttributeError(name)
+        self._recorder.current = self.place
+        raise attention.Unsupported(f"the model reads .{name} of its cache, which a compressed one does not have")
 
     def stored_shape(self, role: str) -> tuple:
         f = self.facts
@@ -115,9 +121,12 @@ def run(model, make_caches: Callable[[], list]) -> Optional[str]:
         caches = make_caches()
         model(mx.zeros((1, 2), dtype=mx.int32), cache=caches)
         model(mx.zeros((1, 1), dtype=mx.int32), cache=caches)
+    except attention.Unsupported as error:
+        return str(error)
     except Exception as error:  # whatever a model's own code raises: it decides what can be compressed
         lines = str(error).strip().splitlines()
-        return f"{type(error).__name__}: {lines[0] if lines else 'no message'}"
+        message = lines[0].split(" The following argument types")[0] if lines else "no message"
+        return f"the model fails with stored keys and values ({type(error).__name__}: {message})"
     finally:
         attention.release()
     return None
