@@ -6,6 +6,13 @@ if(MLX_ROOT AND NOT EXISTS ${MLX_ROOT}/share/cmake/MLX/MLXConfig.cmake)
   message(WARNING "MLX_ROOT is ${MLX_ROOT}, which holds no MLX; looking in .venv instead")
   set(MLX_ROOT "" CACHE PATH "" FORCE)
 endif()
+if(NOT MLX_ROOT AND SKBUILD) # pip has put MLX into the environment it builds in
+  execute_process(
+    COMMAND ${Python_EXECUTABLE} -c "import importlib.util, os; print(os.path.dirname(importlib.util.find_spec('mlx.core').origin))"
+    OUTPUT_VARIABLE _mlx_folder
+    OUTPUT_STRIP_TRAILING_WHITESPACE COMMAND_ERROR_IS_FATAL ANY)
+  set(MLX_ROOT ${_mlx_folder} CACHE PATH "" FORCE)
+endif()
 if(NOT MLX_ROOT)
   file(GLOB _mlx_folders ${PROJECT_SOURCE_DIR}/.venv/lib*/python3*/site-packages/mlx/share/cmake/MLX/MLXConfig.cmake)
   if(NOT _mlx_folders)
