@@ -2,6 +2,7 @@
 """What becomes of every model family of mlx_lm when its caches are compressed: docs/models.md.
 
     .venv/bin/python scripts/families.py            # all, rewrites docs/models.md
+    .venv/bin/python scripts/families.py --check    # all, fails where the page says something else
     .venv/bin/python scripts/families.py llama gpt2 # these only, prints
 
 Every model file is built as a tiny random model and attached with affine:8. It then takes a prompt in chunks and decodes, takes tokens
@@ -94,7 +95,7 @@ def bytes_of(caches):
 
 
 def try_batch(model):
-    """"same", or what went wrong in words; models that cannot batch at all fail alike with their own caches."""
+    """ "same", or what went wrong in words; models that cannot batch at all fail alike with their own caches."""
     try:
         together, alone = batched(model)
     except Exception as error:
@@ -163,8 +164,8 @@ def table(rows):
     lines = [
         "# Model families",
         "",
-        "Every model file of mlx_lm 0.32.2, built as a tiny random model, attached, run in chunks, decoded, rewound and batched, its logits",
-        "compared with those of its own caches. Made by `.venv/bin/python scripts/families.py`; a part of it runs with the tests.",
+        "Every model file of mlx_lm 0.32.2, built as a tiny random model, attached, run in chunks, decoded, rewound and batched, its",
+        "logits compared with those of its own caches. Made by `.venv/bin/python scripts/families.py`, and checked by the tests.",
         "",
         f"{len(rows)} files, {len(models)} of them models; {len(runnable)} run on this machine: {count['compressed']} compressed, "
         f"{count['partly']} partly (what is not is a sliding window or a recurrent state), {count['declined']} declined. "
@@ -183,7 +184,9 @@ def table(rows):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*", help="model files; all when none is given")
-    names = parser.parse_args().names
+    parser.add_argument("--check", action="store_true", help="compare with docs/models.md instead of writing it")
+    options = parser.parse_args()
+    names = options.names
     known = family_configs.model_files()
     unknown = [name for name in names if name not in known]
     if unknown:
@@ -193,12 +196,17 @@ def main():
         begin = time.monotonic()
         row = examine(name)
         rows.append(row)
-        print(f"{row.name:26} {row.verdict:12} {row.compressed}/{row.caches} {row.worst:.3g} {time.monotonic() - begin:.1f}s {row.batch} {row.fault} {'; '.join(row.reasons)}", flush=True)
+        facts = f"{row.compressed}/{row.caches} {row.worst:.3g} {time.monotonic() - begin:.1f}s {row.batch} {row.fault}"
+        print(f"{row.name:26} {row.verdict:12} {facts} {'; '.join(row.reasons)}", flush=True)
     faults = [row for row in rows if row.fault]
     for row in faults:
         print(f"FAULT {row.name}: {row.fault}", file=sys.stderr)
-    if not names:
-        (ROOT / "docs/models.md").write_text(table(rows), encoding="utf-8")
+    page = ROOT / "docs/models.md"
+    if options.check and page.read_text(encoding="utf-8") != table(rows):
+        print("docs/models.md says something else; run scripts/families.py without --check and look at what changed", file=sys.stderr)
+        return 1
+    if not names and not options.check:
+        page.write_text(table(rows), encoding="utf-8")
     return 1 if faults else 0
 
 

@@ -123,9 +123,7 @@ class Plan:
             return declined("the model uses fetched keys for something other than attention")
         full = self.order[place] in skipped
         try:
-            cache = self.settings.layer_cache(
-                full, self.order[place], 1, facts.kv_heads, facts.key_dim, facts.value_dim, facts.dtype
-            )
+            cache = self.settings.layer_cache(full, self.order[place], 1, facts.kv_heads, facts.key_dim, facts.value_dim, facts.dtype)
         except Error as error:
             if self.settings.kernels == "require":
                 raise
@@ -222,7 +220,9 @@ class Report:
         rows = []
         for place, entry in _all_places(prompt_cache):
             ours = isinstance(entry, (TersorKVCache, TersorBatchKVCache))
-            effective = type(entry).__name__ if not ours else "full" if getattr(entry, "_full", False) else entry.label.split("(", 1)[1][:-1]
+            effective = (
+                type(entry).__name__ if not ours else "full" if getattr(entry, "_full", False) else entry.label.split("(", 1)[1][:-1]
+            )
             rows.append(LayerBytes("layer " + ".".join(map(str, place)), effective, entry.size(), 0 if entry.empty() else entry.nbytes))
         return rows
 
@@ -281,7 +281,8 @@ def make_cache(
 ) -> list:
     """Caches of one prompt for ``mlx_lm.generate(..., prompt_cache=)``.
 
-    The model itself stays as it is; attention over compressed caches works for as long as one of them lives. Arguments as of :func:`attach`.
+    The model itself stays as it is; attention over compressed caches works for as long as one of them lives. Arguments as of
+    :func:`attach`.
     """
     settings = _settings(kv, _options(locals()))
     register()

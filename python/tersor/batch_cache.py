@@ -170,7 +170,9 @@ class TersorBatchKVCache:
     def filter(self, batch_indices):
         """Keeps the given rows, in that order."""
         keep = batch_indices.tolist() if isinstance(batch_indices, mx.array) else list(batch_indices)
-        self._take([self._rows[i] for i in keep], [self._skip[i] for i in keep], None if self._left is None else [self._left[i] for i in keep])
+        self._take(
+            [self._rows[i] for i in keep], [self._skip[i] for i in keep], None if self._left is None else [self._left[i] for i in keep]
+        )
 
     def extend(self, other: "TersorBatchKVCache"):
         """Takes over the rows of another batch of the same layer."""

@@ -1,10 +1,10 @@
 """The names of VeloxQuant-MLX's quick start, so that programs written for it run with the import changed.
 
-    from tersor import KVCacheBuilder, KVCacheConfig
+from tersor import KVCacheBuilder, KVCacheConfig
 
-    config = KVCacheConfig(method="turboquant_rvq", bit_width_inlier=1, seed=42)
-    caches = KVCacheBuilder.for_model(model, config)
-    model.make_cache = lambda *_a, **_k: caches
+config = KVCacheConfig(method="turboquant_rvq", bit_width_inlier=1, seed=42)
+caches = KVCacheBuilder.for_model(model, config)
+model.make_cache = lambda *_a, **_k: caches
 """
 
 from __future__ import annotations

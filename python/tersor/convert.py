@@ -139,9 +139,7 @@ def _tokenizer_json(data: dict) -> str:
         tokenizer.post_processor = processors.Sequence(
             [
                 processors.ByteLevel(trim_offsets=False),
-                processors.TemplateProcessing(
-                    single=f"{bos} $A", pair=f"{bos} $A {bos} $B:1", special_tokens=[(bos, data["bos"])]
-                ),
+                processors.TemplateProcessing(single=f"{bos} $A", pair=f"{bos} $A {bos} $B:1", special_tokens=[(bos, data["bos"])]),
             ]
         )
     return tokenizer.to_str()
@@ -182,9 +180,10 @@ def _write(folder: Path, source: Path, dtype) -> None:
 def convert(source: Union[str, Path], folder: Union[str, Path], dtype: Optional[str] = None) -> Path:
     """Writes a folder that ``mlx_lm.load`` takes from a GGUF file (Llama, Mistral, Qwen2 and Qwen3 shapes; types that Tersor reads).
 
-    Quantised weights keep their codes (MLX's affine of group 32, or mxfp4). dtype: of scales and all other numbers, and so of the model's
-    activations: "float16", "bfloat16" or "float32"; unless given float32 where MLX runs on a CPU, whose 16-bit products are 10 times as slow,
-    else float16. Raises :class:`tersor.Error` when the file cannot be read or the folder exists. The folder appears as a whole or not at all.
+    Quantised weights keep their codes (MLX's affine of group 32, or mxfp4). dtype: of scales and all other numbers, and so of the
+    model's activations: "float16", "bfloat16" or "float32"; unless given float32 where MLX runs on a CPU, whose 16-bit products are 10
+    times as slow, else float16. Raises :class:`tersor.Error` when the file cannot be read or the folder exists. The folder appears as a
+    whole or not at all.
     """
     if dtype is None:
         dtype = "float32" if mx.default_device() == mx.cpu else "float16"

@@ -26,7 +26,7 @@ def parse_spec(kv: Optional[str], keys: Optional[str], values: Optional[str]) ->
             raise Error(f"{'keys' if keys is None else 'values'}= is missing; give both, or kv= for both alike")
         return core.KvSpec.parse(keys, values)
     if not isinstance(kv, str):
-        raise Error(f"kv= is {kv!r}; give a string like \"turboquant:4\"")
+        raise Error(f'kv= is {kv!r}; give a string like "turboquant:4"')
     if "/" in kv:
         return core.KvSpec.parse(*kv.split("/", 1))
     return core.KvSpec.parse(kv)
@@ -70,9 +70,9 @@ class Settings:
         if skip is not None:
             spec.skip = list(skip)
         if kernels not in ("auto", "require", "forbid"):
-            raise Error(f"kernels= is {kernels!r}; use \"auto\", \"require\" or \"forbid\"")
+            raise Error(f'kernels= is {kernels!r}; use "auto", "require" or "forbid"')
         if precision not in ("int16", "exact"):
-            raise Error(f"precision= is {precision!r}; use \"int16\" or \"exact\"")
+            raise Error(f'precision= is {precision!r}; use "int16" or "exact"')
         if spec.calibrated and calibration is None:
             raise Error(f"codec {spec} needs a calibration of the model; make one with `tersor calibrate` and name it: calibration=")
         path = None if calibration is None else str(calibration)

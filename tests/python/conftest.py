@@ -1,14 +1,17 @@
-"""Fixtures for the tests that run the `tersor` command."""
+"""Fixtures for the tests that run the `tersor` command or import the Python package."""
 
 import dataclasses
 import importlib.util
 import os
 import pathlib
 import subprocess
+import sys
 
 import pytest
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
+# The Python package as it was built, before any that is installed.
+sys.path.insert(0, str(ROOT / os.environ.get("TERSOR_BUILD", "build") / "python"))
 
 
 @dataclasses.dataclass(frozen=True)
