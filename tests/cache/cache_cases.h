@@ -93,6 +93,9 @@ class Expected {
         keys_(rotated(talk.k, format_.basis->key_rotation)),
         values_(rotated(talk.v, format_.basis->value_rotation)) {}
 
+  /// Of the tokens before this one, only the sinks are left in full precision.
+  void window_begins_at(int token) { window_first_ = token; }
+
   Rows rows(int begin, int count) const {
     const Rows& q = talk_.q;
     Rows out(q.batch, q.heads, count, talk_.v.dim);
@@ -112,7 +115,9 @@ class Expected {
     }
     return rows;
   }
-  bool full(int token, int position) const { return token < talk_.setting.sinks || token > position - talk_.setting.window; }
+  bool full(int token, int position) const {
+    return token < talk_.setting.sinks || (token > position - talk_.setting.window && token >= window_first_);
+  }
 
   void row(int b, int h, int position, float* out) const {
     const Rows& q = talk_.q;
@@ -140,6 +145,7 @@ class Expected {
   const ops::KvFormat& format_;
   ops::KvSlab body_;
   Rows coded_keys_, coded_values_, keys_, values_;
+  int window_first_ = 0;
 };
 
 /// The encoded tokens without spare room, as bytes; stale bytes after the last token are not compared by using whole-token decoding.
