@@ -74,7 +74,7 @@ def _run_mlx_lm(module_name: str, arguments) -> int:
     options = _options(args)
     _refuse(rest, ["--kv-bits", "--kv-group-size", "--quantized-kv-start"], "is mlx_lm's own cache quantisation; use --kv")
     _refuse(rest, ["--max-kv-size"], "makes mlx_lm's sliding cache, which is not compressed; leave it out")
-    from .attach import attach, explain
+    from .attachment import attach, explain
     from .settings import Settings
 
     Settings.make(options["kv"], **{k: v for k, v in options.items() if k != "kv"})  # bad options show before a model is loaded
@@ -112,7 +112,7 @@ def _eval(arguments) -> int:
     options = _options(args)
     import mlx_lm
 
-    from .evaluate import evaluate
+    from .fidelity import evaluate
 
     model, tokenizer = mlx_lm.load(args.model)
     results = evaluate(model, tokenizer, text, limit=args.limit, chunk=args.chunk, fallback=args.kv_fallback, **options)
@@ -127,7 +127,7 @@ def _convert(arguments) -> int:
     parser.add_argument("folder", metavar="FOLDER")
     parser.add_argument("--dtype", help="of everything that is not a code: float16, bfloat16 or float32 (which is fastest on a CPU)")
     args = parser.parse_args(arguments)
-    from .convert import convert
+    from .gguf import convert
 
     print(convert(args.gguf, args.folder, args.dtype))
     return 0

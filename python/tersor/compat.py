@@ -74,7 +74,7 @@ class KVCacheBuilder:
     @staticmethod
     def for_model(model, config: KVCacheConfig) -> list:
         """One prompt's caches, for ``prompt_cache=`` or ``model.make_cache``."""
-        from .attach import make_cache
+        from .attachment import make_cache
 
         return make_cache(model, **config.settings())
 

@@ -9,7 +9,7 @@ import mlx.core as mx
 import numpy as np
 
 from ._native import Error, core
-from .attach import Report, make_cache
+from .attachment import Report, make_cache
 
 
 @dataclass(frozen=True)
