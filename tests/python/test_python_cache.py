@@ -1,7 +1,9 @@
-"""The caches of the Python package as mlx_lm's tools use them. Tests named test_oNN_… are cases of users for whom it went wrong elsewhere."""
+"""The caches of the Python package as mlx_lm's tools use them. Tests named test_oNN_… are cases of users, wrong elsewhere."""
 
 import copy
 import gc
+import os
+import subprocess
 import sys
 from pathlib import Path
 
@@ -441,3 +443,37 @@ def test_generate_stream_and_batch_generate_run_unchanged(smollm2, tmp_path):
         streamed = "".join(r.text for r in mlx_lm.stream_generate(model, tokenizer, prompt=prompts[0], max_tokens=6))
         together = mlx_lm.batch_generate(model, tokenizer, prompts=[tokenizer.encode(p) for p in prompts], max_tokens=6).texts
     assert streamed == single[0] and [text.strip() for text in together] == [text.strip() for text in single]
+
+
+def test_another_library_s_quick_start_runs_with_the_import_changed(llama):
+    from tersor import KVCacheBuilder, KVCacheConfig
+
+    config = KVCacheConfig(method="turboquant_rvq", bit_width_inlier=1, seed=42)
+    caches = KVCacheBuilder.for_model(llama, config)
+    llama.make_cache = lambda *_a, **_k: caches
+    try:
+        run(llama, ids(20), make_prompt_cache(llama), 5)
+        assert all(c.offset == 20 and "turboquant-rvq:1+1" in c.label for c in caches)
+    finally:
+        del llama.make_cache
+    assert KVCacheConfig(method="turboquant_prod", bit_width_inlier=3).settings()["kv"] == "turboquant-prod:3"
+    assert KVCacheConfig(method="qjl", head_dim=64, use_metal_kernels=False).settings()["kernels"] == "forbid"
+    for bad in (dict(method="snapkv"), dict(method="qjl"), dict(use_metal_kernels="yes")):
+        with pytest.raises(ts.Error):
+            KVCacheConfig(**bad)
+
+
+@pytest.mark.parametrize("example", ["generate.py", "batch.py", "save_resume.py", "long_document.py", "evaluate.py"])
+def test_examples_run(example, build_dir, smollm2, tmp_path):
+    model = ts.convert(smollm2, tmp_path / "m")
+    text = tmp_path / "text.txt"
+    text.write_text("A lighthouse stands where the river meets the sea. " * 3)
+    more = {"save_resume.py": [tmp_path / "c.safetensors"], "long_document.py": [text, 30], "evaluate.py": [text, 30]}.get(example, [])
+    done = subprocess.run(
+        [sys.executable, Path(__file__).resolve().parents[2] / "examples" / example, model, *map(str, more)],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(build_dir / "python"), "MLX_DISABLE_COMPILE": "1"},
+        timeout=300,
+    )
+    assert done.returncode == 0 and done.stdout.strip(), done.stderr
