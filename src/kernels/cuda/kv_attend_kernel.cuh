@@ -190,8 +190,8 @@ __device__ __forceinline__ void attend_full(RingReader<S>& reader, const AttendV
 
 template <class S>
 struct Decoders {
-  Decoder<S::kCoded ? S::K : Code::turbo4> keys;
-  Decoder<S::kCoded ? S::V : Code::turbo4> values;
+  DecoderOf<S::kCoded ? S::K : Code::turbo4> keys;
+  DecoderOf<S::kCoded ? S::V : Code::turbo4> values;
   float step2;  // twice the step of the values' levels
   __device__ explicit Decoders(const AttendParams& p) : keys(p.key_levels), values(p.value_levels), step2(2 * p.value_levels.step) {}
 };
@@ -204,7 +204,7 @@ __device__ __forceinline__ void attend_tiles(RingReader<S>& reader, const Attend
   constexpr int NT = S::NT;
   const AttendParams& p = view.p;
   const float step2 = decoders.step2;
-  constexpr int kFoldAfter = 512;  // tiles, before integer sums could overflow
+  constexpr int kFoldAfter = is_wide(S::V) ? 128 : 512;  // tiles, before integer sums could overflow
   int since_fold = 0;
   for (int i = 0; i < p.segment_count; ++i) {
     const AttendSegment& segment = p.segments[i];
