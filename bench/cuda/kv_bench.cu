@@ -88,7 +88,8 @@ void bench_attend(const std::string& name, const Shape& s, bool sweep) {
     for (const int splits : {1, 2, 4, 8, 16}) {
       AttendParams params = p;
       AttendPlan other;
-      attend_split(params, other, attend_variant_128(sides.key_code, sides.value_code, {s.group * s.rows > 4, false, false}), s.dim, splits);
+      attend_split(params, other, attend_variant_128(sides.key_code, sides.value_code, {s.group * s.rows > 4, false, false}), s.dim,
+                   splits);
       measure(other.launch, params, "sweep");
     }
   } else if (sweep && s.dim != 80 && s.dim != 96) {
@@ -134,8 +135,8 @@ void bench_append(const std::string& name, int batch, int kv_heads, int dim, int
   const size_t head = static_cast<size_t>((at + count + tile_tokens - 1) / tile_tokens) * sides.tile_bytes, slab = head * kv_heads * batch;
   for (int i = 0; i < 2; ++i) {
     AppendJob& j = p.job[i];
-    j.tile_bytes = sides.tile_bytes, j.side_offset = i * sides.key_bytes, j.head_stride = head, j.batch_stride = head * kv_heads, j.at = at, j.count = count,
-    j.code = i == 0 ? sides.key_code : sides.value_code, j.keys = i == 0;
+    j.tile_bytes = sides.tile_bytes, j.side_offset = i * sides.key_bytes, j.head_stride = head, j.batch_stride = head * kv_heads, j.at = at,
+    j.count = count, j.code = i == 0 ? sides.key_code : sides.value_code, j.keys = i == 0;
   }
   const Launch l = append_plan(p, dim, batch);
   const size_t sets = std::max<size_t>(1, (size_t{6} << 30) / slab);
@@ -163,7 +164,8 @@ void run_short() {
 
 void run_wide() {
   for (const char* name : {"turboquant:6/turboquant:4", "turboquant:4", "turboquant:6", "turboquant:5", "full"})
-    for (const Shape& s : {Shape{1, 8, 4, 128, 2048}, {1, 8, 4, 128, 8192}, {1, 8, 4, 128, 32768}, {1, 8, 4, 128, 131072}, {8, 8, 4, 128, 131072}})
+    for (const Shape& s :
+         {Shape{1, 8, 4, 128, 2048}, {1, 8, 4, 128, 8192}, {1, 8, 4, 128, 32768}, {1, 8, 4, 128, 131072}, {8, 8, 4, 128, 131072}})
       bench_attend(name, s, false);
   for (const Shape& s : {Shape{64, 8, 4, 128, 4096}, {1, 4, 3, 256, 32768}, {8, 8, 4, 64, 131072}, {8, 8, 8, 128, 131072}})
     bench_attend("turboquant:6/turboquant:4", s, false);

@@ -1,5 +1,6 @@
-// Codes of five and six bits in the tiles of codec/fragment.h: a sign and a magnitude of four or five bits. A lane's first four words hold the
-// sign and the magnitude's low three bits as mirror4 does; the bits above follow in words of their own, as sign1 or nibble2 packs codes.
+// Codes of five and six bits in the tiles of codec/fragment.h: a sign and a magnitude of four or five bits. A lane's first four words hold
+// the sign and the magnitude's low three bits as mirror4 does; the bits above follow in words of their own, as sign1 or nibble2 packs
+// codes.
 #pragma once
 
 #include "codec/fragment.h"

@@ -148,8 +148,7 @@ void Layout::put_fragments(uint8_t* block, int t, std::span<const Code> codes) c
     const unsigned code = form.stored(codes[d]);
     for (int bit = 0; bit < bits; ++bit) {
       const BitOfWord to = form.place(at.reg, at.byte, bit);
-      uint8_t& byte =
-          block[codes_offset + at.unit * unit_bytes + form.offset(at.lane, to.word) + to.shift / 8];
+      uint8_t& byte = block[codes_offset + at.unit * unit_bytes + form.offset(at.lane, to.word) + to.shift / 8];
       byte = static_cast<uint8_t>((byte & ~(1u << to.shift % 8)) | (code >> bit & 1u) << to.shift % 8);
     }
   }
@@ -163,8 +162,7 @@ void Layout::get_fragments(const uint8_t* block, int t, std::span<Code> codes) c
     unsigned code = 0;
     for (int bit = 0; bit < bits; ++bit) {
       const BitOfWord from = form.place(at.reg, at.byte, bit);
-      const uint8_t byte =
-          block[codes_offset + at.unit * unit_bytes + form.offset(at.lane, from.word) + from.shift / 8];
+      const uint8_t byte = block[codes_offset + at.unit * unit_bytes + form.offset(at.lane, from.word) + from.shift / 8];
       code |= (byte >> from.shift % 8 & 1u) << bit;
     }
     codes[d] = static_cast<Code>(form.code_of(code));

@@ -85,8 +85,8 @@ struct KvWrite {
 void kv_append(std::span<const KvWrite> writes, const mx::array& k, const mx::array& v, const std::optional<mx::array>& after,
                const Choice& choice, const std::optional<mx::array>& centre = {}, mx::StreamOrDevice s = {});
 
-/// The same, after queries and keys (before the centre is subtracted) have been turned at positions position, position + 1, ...; returns the turned queries. GPU kernels
-/// only: one launch.
+/// The same, after queries and keys (before the centre is subtracted) have been turned at positions position, position + 1, ...; returns
+/// the turned queries. GPU kernels only: one launch.
 struct KvTurning {
   const mx::array& q;
   const RopeParams& rope;

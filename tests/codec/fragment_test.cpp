@@ -93,7 +93,8 @@ TEST(Fragment, ScalarsAndFullNumbersHavePlacesOfTheirOwn) {
 
 TEST(Fragment, LayoutsGiveBackWhatWasPut) {
   std::mt19937 rng(1);
-  for (const char* name : {"turboquant:1", "turboquant:2", "turboquant:3", "turboquant:4", "turboquant:5", "turboquant:6", "affine:2", "affine:4", "affine:8"})
+  for (const char* name :
+       {"turboquant:1", "turboquant:2", "turboquant:3", "turboquant:4", "turboquant:5", "turboquant:6", "affine:2", "affine:4", "affine:8"})
     for (const Role role : {Role::keys, Role::values}) {
       constexpr int kDim = 80, kTokens = 150;
       Layout layout(Codec::make(Spec::parse(name), role, kDim), kFullBlockTokens, Arrangement::fragments);

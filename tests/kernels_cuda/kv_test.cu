@@ -122,7 +122,8 @@ TEST(KvAttendCuda, RandomShapesAgreeWithDoublePrecision) {
 
 TEST(KvAppendCuda, CentreIsSubtractedFromKeysAlone) {
   std::mt19937 rng(10);
-  for (const auto& [keys, values] : {std::pair("turboquant:6", "turboquant:4"), std::pair("affine:4", "affine:4"), std::pair("full", "full")})
+  for (const auto& [keys, values] :
+       {std::pair("turboquant:6", "turboquant:4"), std::pair("affine:4", "affine:4"), std::pair("full", "full")})
     for (const int dim : {64, 80, 128}) {
       constexpr int kTokens = 77, kHeads = 3, kBatch = 2;
       const LayerCodecs codecs(keys, values, dim, Dtype::f16);

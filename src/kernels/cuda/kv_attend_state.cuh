@@ -28,7 +28,7 @@ struct AttendState {
   static constexpr int kGroups = V == Code::full ? 1 : scalar_groups(V, D);
   static constexpr bool kAffine = is_affine(V), kCoded = V != Code::full;
   static constexpr float kHalf = is_wide(V) ? 2.5f : 0.5f;  // turboquant: of levels beyond their integers, 1/2 or (1/2) + 4 (1/2)
-  static constexpr float kRoom = 0.5f, kDrop = 4;  // of the peak above a tile that sets it, and below it of tiles that keep it
+  static constexpr float kRoom = 0.5f, kDrop = 4;           // of the peak above a tile that sets it, and below it of tiles that keep it
 
   float out[NT][kBlocks][2];
   int sums[NT][kCoded ? kBlocks : 1][4];

@@ -16,10 +16,20 @@ inline constexpr float kBothMagic = kMagic + kLowMagic / 254;
 template <int D, int NT, Code K>
 struct AttendQuery {
   static constexpr int kGroups = K == Code::full ? 1 : scalar_groups(K, D);
-  uint32_t bytes[NT][K == Code::full ? 1 : D / 16];  // operand B: column lane / 4, dimensions 16 i + 4 (lane % 4)
-  float scale[NT];                                   // of scores over codes, logarithm base 2 included; of this lane's vector
-  float full_scale[NT];                              // of scores over 16-bit numbers
-  float sum[NT][kGroups];                            // affine: of the quantised query
+  // Operand B: column lane / 4, dimensions 16 i + 4 (lane % 4). With wide keys it stays in shared memory, so that a loop goes over the
+  // dimensions: unrolled, its instructions come from far away in every layer.
+  static constexpr bool kShared = is_wide(K);
+  uint32_t bytes[NT][K == Code::full || kShared ? 1 : D / 16];
+  const uint32_t* rows[kShared ? NT : 1];
+  __device__ __forceinline__ uint32_t word(int n, int i) const {
+    if constexpr (kShared)
+      return rows[n][4 * i];
+    else
+      return bytes[n][i];
+  }
+  float scale[NT];         // of scores over codes, logarithm base 2 included; of this lane's vector
+  float full_scale[NT];    // of scores over 16-bit numbers
+  float sum[NT][kGroups];  // affine: of the quantised query
   // Of the scores' accumulators, high and low; with turboquant half the query's sum is in it, as levels are u + 1/2.
   int start[NT][2];
 };
@@ -144,7 +154,7 @@ struct CodedTile {
     Scores sums;
     auto& c = sums.c;
     reset(sums, q);
-#pragma unroll
+#pragma unroll(kKeyWide ? 1 : kSteps)
     for (int ks = 0; ks < kSteps; ++ks) {
 #pragma unroll
       for (int mp = 0; mp < 2; ++mp) {
@@ -152,12 +162,13 @@ struct CodedTile {
         decode(decoder, keys + (2 * ks + mp) * kKeyUnit, lane, a, high);
 #pragma unroll
         for (int n = 0; n < NT; ++n) {
+          const uint32_t b0 = q.word(n, 2 * ks), b1 = q.word(n, 2 * ks + 1);
           if constexpr (kKeyWide) {
-            mma_codes<false, false>(sums.high[n][2 * mp], high, q.bytes[n][2 * ks], q.bytes[n][2 * ks + 1]);
-            mma_codes<false, false>(sums.high[n][2 * mp + 1], high + 4, q.bytes[n][2 * ks], q.bytes[n][2 * ks + 1]);
+            mma_codes<false, false>(sums.high[n][2 * mp], high, b0, b1);
+            mma_codes<false, false>(sums.high[n][2 * mp + 1], high + 4, b0, b1);
           }
-          mma_codes<kKeyAffine, false>(c[n][2 * mp], a, q.bytes[n][2 * ks], q.bytes[n][2 * ks + 1]);
-          mma_codes<kKeyAffine, false>(c[n][2 * mp + 1], a + 4, q.bytes[n][2 * ks], q.bytes[n][2 * ks + 1]);
+          mma_codes<kKeyAffine, false>(c[n][2 * mp], a, b0, b1);
+          mma_codes<kKeyAffine, false>(c[n][2 * mp + 1], a + 4, b0, b1);
         }
       }
       if (kKeyAffine && (ks + 1) % kGroupSteps == 0) {
@@ -172,8 +183,8 @@ struct CodedTile {
       for (int n = 0; n < NT; ++n)
 #pragma unroll
         for (int m = 0; m < 4; ++m) {
-          mma_codes_half<kKeyAffine>(c[n][m], a + 2 * m, q.bytes[n][D / 16 - 1]);
-          if constexpr (kKeyWide) mma_codes_half<false>(sums.high[n][m], high + 2 * m, q.bytes[n][D / 16 - 1]);
+          mma_codes_half<kKeyAffine>(c[n][m], a + 2 * m, q.word(n, D / 16 - 1));
+          if constexpr (kKeyWide) mma_codes_half<false>(sums.high[n][m], high + 2 * m, q.word(n, D / 16 - 1));
         }
     }
     if (!kKeyAffine || kSteps % kGroupSteps || D % 32) add_scores(sums, q, scalars, kKeyGroups - 1, lane >> 2, s);
@@ -264,8 +275,8 @@ struct CodedTile {
     }
   }
 
-  __device__ static __forceinline__ void outputs(const uint8_t* values, const DecoderOf<V>& decoder, const uint32_t (&b)[NT][kValueGroups][4],
-                                                 int lane, State& state) {
+  __device__ static __forceinline__ void outputs(const uint8_t* values, const DecoderOf<V>& decoder,
+                                                 const uint32_t (&b)[NT][kValueGroups][4], int lane, State& state) {
 #pragma unroll
     for (int md = 0; md < kUnits; ++md) {
       const int g = kValueGroups == 1 ? 0 : md * 16 / kAffineGroup;

@@ -16,14 +16,13 @@ inline std::optional<Code> code_of(const codec::Codec& c) {
   if (!codec::Layout::fits_fragments(c)) return std::nullopt;
   const codec::Spec& spec = c.spec();
   if (spec.family == codec::Family::full) return Code::full;
-  if (spec.family == codec::Family::turboquant)
-    return static_cast<Code>(static_cast<int>(Code::turbo1) + spec.bits - 1);
+  if (spec.family == codec::Family::turboquant) return static_cast<Code>(static_cast<int>(Code::turbo1) + spec.bits - 1);
   if (spec.group != kAffineGroup) return std::nullopt;
   return spec.bits == 2 ? Code::affine2 : spec.bits == 4 ? Code::affine4 : Code::affine8;
 }
 
-/// Parts of five- and six-bit levels. Six bits: a high part for eight levels, so that low parts are spread around zero; five bits: low parts
-/// from 0 to 3.
+/// Parts of five- and six-bit levels. Six bits: a high part for eight levels, so that low parts are spread around zero; five bits: low
+/// parts from 0 to 3.
 inline void set_wide_levels(std::span<const int16_t> grid, Levels& levels) {
   const size_t count = grid.size() / 2, shared = grid.size() == 64 ? 8 : 1;
   const auto whole = [&](size_t i) { return (grid[count + i] - 1) / 2; };

@@ -140,9 +140,9 @@ struct WideDecoder {
   /// Registers 2 i and 2 i + 1.
   __device__ __forceinline__ void decode_word(const uint32_t (&w)[kWords], int i, uint32_t& a0, uint32_t& b0, uint32_t& a1,
                                               uint32_t& b1) const {
-    const uint32_t at = w[i] & 0x77777777u, minus0 = permute(w[i], w[i], 0xba98u), left = w[i] << 4,
-                   minus1 = permute(left, left, 0xba98u);
-    // Tables of eight bytes are chosen between by a permutation too: nibbles 3, 2, 1, 0 take bytes of the first, with 4 added of the second.
+    const uint32_t at = w[i] & 0x77777777u, minus0 = permute(w[i], w[i], 0xba98u), left = w[i] << 4, minus1 = permute(left, left, 0xba98u);
+    // Tables of eight bytes are chosen between by a permutation too: nibbles 3, 2, 1, 0 take bytes of the first, with 4 added of the
+    // second.
     if constexpr (kSix) {
       const uint32_t above = w[4 + (i >> 1)] >> (2 * (i & 1)), table = above & 0x33333333u, odd = (above << 2 & 0x44444444u) | 0x32103210u,
                      upper = (above << 1 & 0x44444444u) | 0x32103210u;

@@ -48,8 +48,8 @@ struct RotationBits {
   int core_order = 1;
 };
 
-/// turboquant: level i is worth (2 u[i] + 1) * step. Of 5 and 6 bits, u has the low parts of the positive levels and `high` their high parts,
-/// of every level or of eight at a time: a level is (2 (u + 4 high + 2) + 1) * step, and minus turns all bits of both.
+/// turboquant: level i is worth (2 u[i] + 1) * step. Of 5 and 6 bits, u has the low parts of the positive levels and `high` their high
+/// parts, of every level or of eight at a time: a level is (2 (u + 4 high + 2) + 1) * step, and minus turns all bits of both.
 struct Levels {
   int8_t u[32] = {}, high[16] = {};
   float step = 0;
