@@ -2,6 +2,7 @@
 //   kv_bench            the published shapes
 //   kv_bench sweep      also other splits and block sizes of each
 //   kv_bench short      other splits of short caches
+//   kv_bench wide       codes of 5 and 6 bits beside others
 #include <cmath>
 #include <cstring>
 
@@ -31,12 +32,10 @@ struct Shape {
 };
 
 void bench_attend(const std::string& name, const Shape& s, bool sweep) {
-  const auto keys = codec_of(name, codec::Role::keys, s.dim), values = codec_of(name, codec::Role::values, s.dim);
-  const Code code = *code_of(*keys);
-  const int tile_tokens = code == Code::full ? 16 : 64, side = side_bytes(code, s.dim), tile = 2 * side;
-  const size_t tiles = static_cast<size_t>(s.batch) * s.kv_heads * (s.tokens / tile_tokens), bytes = tiles * tile;
+  const Sides sides(name, s.dim);
+  const size_t tiles = static_cast<size_t>(s.batch) * s.kv_heads * (s.tokens / sides.tile_tokens()), bytes = tiles * sides.tile_bytes;
   const size_t sets = std::max<size_t>(1, kPool / bytes);
-  fill_pool(code, s.dim);
+  fill_pool(sides, s.dim);
   AttendParams p;
   const int heads = s.kv_heads * s.group;
   const size_t numbers = static_cast<size_t>(s.batch) * s.rows * heads * s.dim;
@@ -47,19 +46,19 @@ void bench_attend(const std::string& name, const Shape& s, bool sweep) {
   check(cudaMemcpy(q, host.data(), numbers * 2, cudaMemcpyHostToDevice), "q");
   p.queries = {q, static_cast<int64_t>(s.rows) * heads * s.dim, s.dim, static_cast<int64_t>(heads) * s.dim, 1, Number::f16};
   p.out = out, p.out_batch_stride = p.queries.batch_stride, p.out_head_stride = s.dim, p.out_token_stride = p.queries.token_stride;
-  p.key_rotation = rotation_bits(keys->rotation()), p.value_rotation = rotation_bits(values->rotation());
-  p.key_levels = levels_of(*keys), p.value_levels = levels_of(*values);
+  p.key_rotation = rotation_bits(sides.keys->rotation()), p.value_rotation = rotation_bits(sides.values->rotation());
+  p.key_levels = levels_of(*sides.keys), p.value_levels = levels_of(*sides.values);
   p.scale = 1 / std::sqrt(static_cast<float>(s.dim)), p.batch = s.batch, p.kv_heads = s.kv_heads, p.group = s.group, p.rows = s.rows;
   p.position = s.tokens - s.rows;
   p.segment_count = 1;
   AttendSegment& g = p.segments[0];
   g.head_stride = bytes / s.batch / s.kv_heads, g.batch_stride = g.head_stride * s.kv_heads, g.end = s.tokens;
-  g.lo_abs = g.lo_rel = g.hi_rel = -(1 << 29), g.hi_abs = 1 << 29, g.full = code == Code::full;
+  g.lo_abs = g.lo_rel = g.hi_rel = -(1 << 29), g.hi_abs = 1 << 29, g.full = sides.full();
   const size_t most = size_t{256} << 20;
   check(cudaMalloc(&partials, most), "partials"), check(cudaMalloc(&tickets, 1 << 20), "tickets"),
       check(cudaMemset(tickets, 0, 1 << 20), "tickets");
   p.partials = static_cast<float*>(partials), p.tickets = static_cast<unsigned*>(tickets);
-  const AttendPlan plan = attend_plan(p, code, code, s.dim, 132);
+  const AttendPlan plan = attend_plan(p, sides.key_code, sides.value_code, s.dim, 132);
   const int count = static_cast<int>(std::max<size_t>(s.batch > 1 ? 8 : 32, std::min<size_t>(sets, 64)));
   const double read = time_us(
       [&](int i, cudaStream_t stream) {
@@ -89,16 +88,17 @@ void bench_attend(const std::string& name, const Shape& s, bool sweep) {
     for (const int splits : {1, 2, 4, 8, 16}) {
       AttendParams params = p;
       AttendPlan other;
-      attend_split(params, other, attend_variant_128(code, code, {s.group * s.rows > 4, false, false}), s.dim, splits);
+      attend_split(params, other, attend_variant_128(sides.key_code, sides.value_code, {s.group * s.rows > 4, false, false}), s.dim,
+                   splits);
       measure(other.launch, params, "sweep");
     }
   } else if (sweep && s.dim != 80 && s.dim != 96) {
     for (const AttendUse& use : {AttendUse{false, false, false}, AttendUse{false, true, false}, AttendUse{false, false, true}}) {
       AttendUse wanted = use;
       wanted.wide = s.group * s.rows > 4;
-      const AttendVariant v = s.dim == 128  ? attend_variant_128(code, code, wanted)
-                              : s.dim == 64 ? attend_variant_64(code, code, wanted)
-                                            : attend_variant_256(code, code, wanted);
+      const AttendVariant v = s.dim == 128  ? attend_variant_128(sides.key_code, sides.value_code, wanted)
+                              : s.dim == 64 ? attend_variant_64(sides.key_code, sides.value_code, wanted)
+                                            : attend_variant_256(sides.key_code, sides.value_code, wanted);
       if (wanted.long_shares && v.warps != 16) continue;
       if (wanted.many_blocks && (s.dim != 128 || v.resident != 2)) continue;
       const int units = s.batch * s.kv_heads * ((s.group * s.rows + 4 * v.sets - 1) / (4 * v.sets));
@@ -118,7 +118,7 @@ void bench_attend(const std::string& name, const Shape& s, bool sweep) {
 }
 
 void bench_append(const std::string& name, int batch, int kv_heads, int dim, int count, int at) {
-  const auto keys = codec_of(name, codec::Role::keys, dim), values = codec_of(name, codec::Role::values, dim);
+  const Sides sides(name, dim);
   AppendParams p;
   const size_t numbers = static_cast<size_t>(batch) * count * kv_heads * dim;
   for (int i = 0; i < 2; ++i)
@@ -128,16 +128,15 @@ void bench_append(const std::string& name, int batch, int kv_heads, int dim, int
                  static_cast<int64_t>(kv_heads) * dim,
                  1,
                  Number::f16};
-  p.rotations[0] = rotation_bits(keys->rotation()), p.rotations[1] = rotation_bits(values->rotation());
-  p.levels[0] = levels_of(*keys), p.levels[1] = levels_of(*values);
+  p.rotations[0] = rotation_bits(sides.keys->rotation()), p.rotations[1] = rotation_bits(sides.values->rotation());
+  p.levels[0] = levels_of(*sides.keys), p.levels[1] = levels_of(*sides.values);
   p.heads = kv_heads, p.jobs = 2;
-  const Code code = *code_of(*keys);
-  const int side = side_bytes(code, dim), tile_tokens = code == Code::full ? 16 : 64;
-  const size_t head = static_cast<size_t>((at + count + tile_tokens - 1) / tile_tokens) * 2 * side, slab = head * kv_heads * batch;
+  const int tile_tokens = sides.tile_tokens();
+  const size_t head = static_cast<size_t>((at + count + tile_tokens - 1) / tile_tokens) * sides.tile_bytes, slab = head * kv_heads * batch;
   for (int i = 0; i < 2; ++i) {
     AppendJob& j = p.job[i];
-    j.tile_bytes = 2 * side, j.side_offset = i * side, j.head_stride = head, j.batch_stride = head * kv_heads, j.at = at, j.count = count,
-    j.code = code, j.keys = i == 0;
+    j.tile_bytes = sides.tile_bytes, j.side_offset = i * sides.key_bytes, j.head_stride = head, j.batch_stride = head * kv_heads, j.at = at,
+    j.count = count, j.code = i == 0 ? sides.key_code : sides.value_code, j.keys = i == 0;
   }
   const Launch l = append_plan(p, dim, batch);
   const size_t sets = std::max<size_t>(1, (size_t{6} << 30) / slab);
@@ -148,7 +147,7 @@ void bench_append(const std::string& name, int batch, int kv_heads, int dim, int
         launch_now(l, mine, stream);
       },
       64);
-  const double moved = 2.0 * numbers * 2 + static_cast<double>(batch) * kv_heads * count * 2 * side / tile_tokens;
+  const double moved = 2.0 * numbers * 2 + static_cast<double>(batch) * kv_heads * count * sides.tile_bytes / tile_tokens;
   std::printf(
       "{\"bench\": \"append\", \"codec\": \"%s\", \"batch\": %d, \"kv_heads\": %d, \"dim\": %d, \"tokens\": %d, \"us\": %.2f, \"tb_s\": "
       "%.3f}\n",
@@ -157,14 +156,28 @@ void bench_append(const std::string& name, int batch, int kv_heads, int dim, int
 }
 
 void run_short() {
-  for (const char* name : {"full", "turboquant:4"})
+  for (const char* name : {"full", "turboquant:4", "turboquant:6/turboquant:4"})
     for (const int tokens : {512, 1024, 2048, 4096}) bench_attend(name, {1, 8, 4, 128, tokens}, true);
   bench_append("turboquant:4", 1, 8, 128, 1, 1023);
   bench_append("full", 1, 8, 128, 1, 1023);
 }
 
+void run_wide() {
+  for (const char* name : {"turboquant:6/turboquant:4", "turboquant:4", "turboquant:6", "turboquant:5", "full"})
+    for (const Shape& s :
+         {Shape{1, 8, 4, 128, 2048}, {1, 8, 4, 128, 8192}, {1, 8, 4, 128, 32768}, {1, 8, 4, 128, 131072}, {8, 8, 4, 128, 131072}})
+      bench_attend(name, s, false);
+  for (const Shape& s : {Shape{64, 8, 4, 128, 4096}, {1, 4, 3, 256, 32768}, {8, 8, 4, 64, 131072}, {8, 8, 8, 128, 131072}})
+    bench_attend("turboquant:6/turboquant:4", s, false);
+  for (const char* name : {"turboquant:6/turboquant:4", "turboquant:4"}) {
+    bench_append(name, 1, 8, 128, 1, 8191);
+    bench_append(name, 1, 8, 128, 8192, 0);
+  }
+}
+
 void run(bool sweep) {
-  for (const char* name : {"turboquant:4", "turboquant:3", "turboquant:2", "turboquant:1", "affine:4", "affine:8", "full"})
+  for (const char* name : {"turboquant:4", "turboquant:3", "turboquant:2", "turboquant:1", "affine:4", "affine:8", "full",
+                           "turboquant:6/turboquant:4", "turboquant:6", "turboquant:5"})
     for (const Shape& s :
          {Shape{1, 8, 4, 128, 2048}, {1, 8, 4, 128, 8192}, {1, 8, 4, 128, 32768}, {1, 8, 4, 128, 131072}, {8, 8, 4, 128, 131072}})
       bench_attend(name, s, sweep && (!std::strcmp(name, "turboquant:4") || !std::strcmp(name, "turboquant:2")));
@@ -179,7 +192,7 @@ void run(bool sweep) {
                          {1, 8, 4, 96, 131072},
                          {1, 8, 4, 80, 131072}})
     bench_attend("turboquant:4", s, sweep);
-  for (const char* name : {"turboquant:4", "turboquant:2", "affine:4", "full"}) {
+  for (const char* name : {"turboquant:4", "turboquant:2", "turboquant:6/turboquant:4", "affine:4", "full"}) {
     bench_append(name, 1, 8, 128, 1, 8191);
     bench_append(name, 8, 8, 128, 1, 8191);
     bench_append(name, 1, 8, 128, 8192, 0);
@@ -195,6 +208,8 @@ int main(int argc, char** argv) {
   check(cudaMalloc(&pool, kPool + (1 << 20)), "pool");
   if (argc > 1 && !std::strcmp(argv[1], "short"))
     run_short();
+  else if (argc > 1 && !std::strcmp(argv[1], "wide"))
+    run_wide();
   else
     run(argc > 1 && !std::strcmp(argv[1], "sweep"));
   return 0;

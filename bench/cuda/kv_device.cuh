@@ -13,14 +13,9 @@
 
 #include "kernels/cuda/kv_attend.h"
 #include "kernels/cuda/kv_codec.h"
+#include "linear_device.cuh"
 
 namespace tersor::kernels::cuda {
-
-inline void check(cudaError_t error, const char* what) {
-  if (error == cudaSuccess) return;
-  std::fprintf(stderr, "%s: %s\n", what, cudaGetErrorString(error));
-  std::exit(3);
-}
 
 inline constexpr size_t kPool = size_t{9} << 30;
 inline uint8_t* pool;
@@ -81,13 +76,31 @@ inline std::shared_ptr<const codec::Codec> codec_of(const std::string& name, cod
   return codec::Codec::make(codec::Spec::parse(name), role, dim, Dtype::f16);
 }
 
+/// Codecs of a cache: one name, or those of keys and values with a slash between.
+struct Sides {
+  std::shared_ptr<const codec::Codec> keys, values;
+  Code key_code, value_code;
+  int key_bytes, value_bytes, tile_bytes;
+  Sides(const std::string& name, int dim) {
+    const size_t slash = name.find('/');
+    keys = codec_of(name.substr(0, slash), codec::Role::keys, dim);
+    values = codec_of(slash == std::string::npos ? name : name.substr(slash + 1), codec::Role::values, dim);
+    key_code = *code_of(*keys), value_code = *code_of(*values);
+    key_bytes = side_bytes(key_code, dim), value_bytes = side_bytes(value_code, dim), tile_bytes = key_bytes + value_bytes;
+  }
+  bool full() const { return key_code == Code::full; }
+  int tile_tokens() const { return full() ? codec::kFragmentFullTokens : codec::kFragmentTokens; }
+};
+
 /// Fills the pool with tiles of random codes and plausible scalars.
-inline void fill_pool(Code code, int dim) {
-  const int side = side_bytes(code, dim), tile = 2 * side;
+inline void fill_pool(const Sides& sides, int dim) {
   fill<<<132 * 8, 256>>>(reinterpret_cast<uint32_t*>(pool), kPool / 4);
-  if (code == Code::full) return;
-  for (const int offset : {code_bytes(code, dim), side})
-    set_scalars<<<132 * 8, 256>>>(pool, kPool / tile, tile, offset, scalar_bytes(code, dim), is_affine(code));
+  if (sides.full()) return;
+  const size_t tiles = kPool / sides.tile_bytes;
+  set_scalars<<<132 * 8, 256>>>(pool, tiles, sides.tile_bytes, code_bytes(sides.key_code, dim), scalar_bytes(sides.key_code, dim),
+                                is_affine(sides.key_code));
+  set_scalars<<<132 * 8, 256>>>(pool, tiles, sides.tile_bytes, sides.key_bytes, scalar_bytes(sides.value_code, dim),
+                                is_affine(sides.value_code));
 }
 
 }  // namespace tersor::kernels::cuda

@@ -19,13 +19,12 @@ __global__ void make_numbers(uint16_t* numbers, size_t count, bool half) {
 }
 
 void bench(const std::string& name, const Shape& s, Number type, bool few) {
-  const auto keys = codec_of(name, codec::Role::keys, s.dim), values = codec_of(name, codec::Role::values, s.dim);
-  const Code code = *code_of(*keys);
-  fill_pool(code, s.dim);
-  if (code == Code::full) make_numbers<<<132 * 8, 256>>>(reinterpret_cast<uint16_t*>(pool), kPool / 2, type == Number::f16);
+  const Sides sides(name, s.dim);
+  fill_pool(sides, s.dim);
+  if (sides.full()) make_numbers<<<132 * 8, 256>>>(reinterpret_cast<uint16_t*>(pool), kPool / 2, type == Number::f16);
   PrefillParams params;
   AttendParams& p = params.attend;
-  const int heads = s.kv_heads * s.group, tile_tokens = code == Code::full ? 16 : 64;
+  const int heads = s.kv_heads * s.group, tile_tokens = sides.tile_tokens();
   const size_t numbers = static_cast<size_t>(s.rows) * heads * s.dim;
   void *q, *out, *partials, *tickets;
   check(cudaMalloc(&q, numbers * 2), "q"), check(cudaMalloc(&out, numbers * 2), "out");
@@ -37,15 +36,15 @@ void bench(const std::string& name, const Shape& s, Number type, bool few) {
   check(cudaMemcpy(q, host.data(), numbers * 2, cudaMemcpyHostToDevice), "q");
   p.queries = {q, static_cast<int64_t>(numbers), s.dim, static_cast<int64_t>(heads) * s.dim, 1, type};
   p.out = out, p.out_batch_stride = p.queries.batch_stride, p.out_head_stride = s.dim, p.out_token_stride = p.queries.token_stride;
-  p.key_rotation = rotation_bits(keys->rotation()), p.value_rotation = rotation_bits(values->rotation());
-  p.key_levels = levels_of(*keys), p.value_levels = levels_of(*values), p.full_type = type;
+  p.key_rotation = rotation_bits(sides.keys->rotation()), p.value_rotation = rotation_bits(sides.values->rotation());
+  p.key_levels = levels_of(*sides.keys), p.value_levels = levels_of(*sides.values), p.full_type = type;
   p.scale = 1 / std::sqrt(static_cast<float>(s.dim)), p.batch = 1, p.kv_heads = s.kv_heads, p.group = s.group, p.rows = s.rows;
   p.position = s.tokens - s.rows;
   p.segment_count = 1;
   AttendSegment& g = p.segments[0];
-  g.tiles = pool, g.head_stride = static_cast<size_t>((s.tokens + tile_tokens - 1) / tile_tokens) * 2 * side_bytes(code, s.dim);
+  g.tiles = pool, g.head_stride = static_cast<size_t>((s.tokens + tile_tokens - 1) / tile_tokens) * sides.tile_bytes;
   g.batch_stride = g.head_stride * s.kv_heads, g.end = s.tokens;
-  g.lo_abs = g.lo_rel = g.hi_rel = -(1 << 29), g.hi_abs = 1 << 29, g.full = code == Code::full;
+  g.lo_abs = g.lo_rel = g.hi_rel = -(1 << 29), g.hi_abs = 1 << 29, g.full = sides.full();
   const size_t most = size_t{2} << 30;
   check(cudaMalloc(&partials, most), "partials"), check(cudaMalloc(&tickets, 1 << 20), "tickets"),
       check(cudaMemset(tickets, 0, 1 << 20), "tickets");
@@ -53,12 +52,12 @@ void bench(const std::string& name, const Shape& s, Number type, bool few) {
   double us = 0;
   const char* kernel = few ? "few rows" : "many rows";
   if (few) {
-    const AttendPlan plan = attend_plan(p, code, code, s.dim, 132);
+    const AttendPlan plan = attend_plan(p, sides.key_code, sides.value_code, s.dim, 132);
     if (plan.partial_floats * 4 > most || plan.launch.grid.y > 65535u) return;
     allow_shared(plan.launch);
     us = time_us([&](int, cudaStream_t stream) { launch_now(plan.launch, p, stream); }, 4, 10);
   } else {
-    const Launch l = prefill_any(params, code, code, s.dim);
+    const Launch l = prefill_any(params, sides.key_code, sides.value_code, s.dim);
     if (l.function == nullptr) return;
     allow_shared(l);
     us = time_us([&](int, cudaStream_t stream) { launch_now(l, params, stream); }, 4, 20);
@@ -75,7 +74,9 @@ void bench(const std::string& name, const Shape& s, Number type, bool few) {
 
 void run() {
   const Shape llama{8, 4, 128, 8192, 2048};
-  for (const char* name : {"turboquant:4", "turboquant:3", "turboquant:2", "affine:4", "affine:8"}) bench(name, llama, Number::bf16, false);
+  for (const char* name : {"turboquant:4", "turboquant:6/turboquant:4", "turboquant:6", "turboquant:5", "turboquant:3", "turboquant:2",
+                           "affine:4", "affine:8"})
+    bench(name, llama, Number::bf16, false);
   for (const Number type : {Number::f16, Number::bf16}) bench("full", llama, type, false);
   for (const char* name : {"turboquant:4", "full"})
     for (const Shape& s : {Shape{8, 4, 128, 2048, 2048},

@@ -201,13 +201,14 @@ mx::array LayerCache::append_turned(const ops::QueryKeyValue& rows, const ops::R
   State& s = *state_;
   const auto shape = ops::RowShape::of(rows.k, s.shape.kv_heads, s.shape.key_dim, "LayerCache::append_turned", "k");
   if (shape.tokens == 0) return rows.q;
-  if (!s.append_choice.fast || mx::default_device() != mx::Device::gpu) {
+  const bool first = s.keys.centre > 0 && s.tokens == 0;  // their mean is that of the turned keys
+  if (first || !s.append_choice.fast || mx::default_device() != mx::Device::gpu) {
     const auto turned = ops::rope(rows.q, rows.k, rope, s.tokens, rope_choice);
     append(turned.k, rows.v);
     return turned.q;
   }
   const auto writes = writes_of(s, shape.tokens);
-  mx::array q = ops::kv_append_turned(writes, {rows.q, rope, s.tokens}, rows.k, rows.v, s.ticket);
+  mx::array q = ops::kv_append_turned(writes, {rows.q, rope, s.tokens}, rows.k, rows.v, s.ticket, s.centre);
   note_written(s, writes, shape.tokens);
   return q;
 }

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <cstring>
 
+#include "codec/fragment_wide.h"
 #include "codec/levels.h"
 #include "codec/microscaling.h"
 
@@ -32,16 +33,17 @@ Packing packing_of(const Codec& codec) {
   if (codec.family() == Family::affine) return bits == 2 ? Packing::plain2 : bits == 4 ? Packing::plain4 : Packing::plain8;
   return bits == 1 ? Packing::sign1 : bits == 2 ? Packing::nibble2 : bits == 3 ? Packing::nibble3 : Packing::mirror4;
 }
+FragmentCode fragment_code(Packing packing, int bits) { return {packing, bits - packing_bits(packing)}; }
 
 }  // namespace
 
 bool Layout::fits_fragments(const Codec& codec) {
   const Spec& spec = codec.spec();
-  if (codec.dim() % kLanes != 0 || spec.centre != 0) return false;
+  if (codec.dim() % kLanes != 0) return false;
   switch (codec.family()) {
     case Family::full: return codec.dtype() != Dtype::f32;
     case Family::affine: return spec.axis == Axis::token && !spec.rule && (spec.bits == 2 || spec.bits == 4 || spec.bits == 8);
-    case Family::turboquant: return spec.bits <= 4 && resolved(spec.scalar, codec.role()) == resolved(ScalarRule::automatic, codec.role());
+    case Family::turboquant: return spec.bits <= 6 && resolved(spec.scalar, codec.role()) == resolved(ScalarRule::automatic, codec.role());
     default: return false;
   }
 }
@@ -139,31 +141,31 @@ BitPlace Layout::place(int width, int t, int code) const {
 }
 
 void Layout::put_fragments(uint8_t* block, int t, std::span<const Code> codes) const {
-  const int words = packing_words(packing);
+  const FragmentCode form = fragment_code(packing, bits);
+  const size_t unit_bytes = static_cast<size_t>(form.words()) * 128;
   for (int d = 0; d < dim; ++d) {
     const FragmentPlace at = role == Role::keys ? key_fragment(dim, t, d) : value_fragment(t, d);
-    const unsigned code = stored_code(packing, codes[d]);
+    const unsigned code = form.stored(codes[d]);
     for (int bit = 0; bit < bits; ++bit) {
-      const BitOfWord to = bit_of_word(packing, at.reg, at.byte, bit);
-      uint8_t& byte =
-          block[codes_offset + static_cast<size_t>(at.unit) * words * 128 + word_offset(words, at.lane, to.word) + to.shift / 8];
+      const BitOfWord to = form.place(at.reg, at.byte, bit);
+      uint8_t& byte = block[codes_offset + at.unit * unit_bytes + form.offset(at.lane, to.word) + to.shift / 8];
       byte = static_cast<uint8_t>((byte & ~(1u << to.shift % 8)) | (code >> bit & 1u) << to.shift % 8);
     }
   }
 }
 
 void Layout::get_fragments(const uint8_t* block, int t, std::span<Code> codes) const {
-  const int words = packing_words(packing);
+  const FragmentCode form = fragment_code(packing, bits);
+  const size_t unit_bytes = static_cast<size_t>(form.words()) * 128;
   for (int d = 0; d < dim; ++d) {
     const FragmentPlace at = role == Role::keys ? key_fragment(dim, t, d) : value_fragment(t, d);
     unsigned code = 0;
     for (int bit = 0; bit < bits; ++bit) {
-      const BitOfWord from = bit_of_word(packing, at.reg, at.byte, bit);
-      const uint8_t byte =
-          block[codes_offset + static_cast<size_t>(at.unit) * words * 128 + word_offset(words, at.lane, from.word) + from.shift / 8];
+      const BitOfWord from = form.place(at.reg, at.byte, bit);
+      const uint8_t byte = block[codes_offset + at.unit * unit_bytes + form.offset(at.lane, from.word) + from.shift / 8];
       code |= (byte >> from.shift % 8 & 1u) << bit;
     }
-    codes[d] = static_cast<Code>(code_of_stored(packing, code));
+    codes[d] = static_cast<Code>(form.code_of(code));
   }
 }
 

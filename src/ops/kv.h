@@ -81,19 +81,19 @@ struct KvWrite {
 /// Encodes k and v ([B, L, H * D] tokens major or [B, H, L, D] heads major) into the slabs, in place: the slabs' arrays are replaced by
 /// arrays that share their memory, so whatever reads them depends on the write. Each slab at most once. Slots that an earlier attention
 /// read may be overwritten: `after` (the last attention's ticket) makes the write wait for it. centre: float32 [B, H, D], subtracted from
-/// every key first (CPU only).
+/// every key first.
 void kv_append(std::span<const KvWrite> writes, const mx::array& k, const mx::array& v, const std::optional<mx::array>& after,
                const Choice& choice, const std::optional<mx::array>& centre = {}, mx::StreamOrDevice s = {});
 
-/// The same, after queries and keys have been turned at positions position, position + 1, ...; returns the turned queries. GPU kernels
-/// only: one launch.
+/// The same, after queries and keys (before the centre is subtracted) have been turned at positions position, position + 1, ...; returns
+/// the turned queries. GPU kernels only: one launch.
 struct KvTurning {
   const mx::array& q;
   const RopeParams& rope;
   int64_t position;
 };
 mx::array kv_append_turned(std::span<const KvWrite> writes, const KvTurning& turn, const mx::array& k, const mx::array& v,
-                           const std::optional<mx::array>& after, mx::StreamOrDevice s = {});
+                           const std::optional<mx::array>& after, const std::optional<mx::array>& centre = {}, mx::StreamOrDevice s = {});
 
 /// Drops a slab's first tokens, whole blocks, in place: the others move to its start once `after` is there. CPU only.
 void kv_slide(KvSlab& slab, int64_t tokens, const std::optional<mx::array>& after, mx::StreamOrDevice s = {});

@@ -104,6 +104,14 @@ KvAppendCall checked_call(std::span<const KvWrite> writes, const mx::array& k, c
   return call;
 }
 
+mx::array centre_of_keys(const mx::array& centre, const RowShape& keys, mx::StreamOrDevice s) {
+  if (centre.shape() != mx::Shape{static_cast<int>(keys.batch), static_cast<int>(keys.heads), static_cast<int>(keys.dim)})
+    throw std::invalid_argument("[kv_append] centre must be [batch, heads, dim] like the keys");
+  // As it is where that is possible: a step with a node of MLX in it could not be repeated.
+  const bool ready = centre.dtype() == mx::float32 && centre.is_available() && centre.flags().row_contiguous;
+  return ready ? centre : mx::contiguous(mx::astype(centre, mx::float32, s), false, s);
+}
+
 // Puts the node's outputs in the place of the slabs' arrays; returns its last output.
 mx::array add_node(std::span<const KvWrite> writes, const KvAppendCall& call, std::vector<mx::array> inputs,
                    const std::vector<mx::array>& more, const std::optional<mx::array>& after, mx::StreamOrDevice s) {
@@ -114,7 +122,10 @@ mx::array add_node(std::span<const KvWrite> writes, const KvAppendCall& call, st
   }
   std::vector<mx::Dtype> dtypes(writes.size(), mx::uint8);
   inputs.insert(inputs.end(), more.begin(), more.end());
-  if (call.turn) shapes.push_back(more[0].shape()), dtypes.push_back(more[0].dtype());
+  if (call.turn) {
+    const mx::array& q = more[call.centred ? 1 : 0];
+    shapes.push_back(q.shape()), dtypes.push_back(q.dtype());
+  }
   if (after) inputs.push_back(*after);
   auto outputs = mx::array::make_arrays(std::move(shapes), dtypes, std::make_shared<KvAppend>(mx::to_stream(s), call), inputs);
   for (size_t i = 0; i < writes.size(); ++i) writes[i].slab->data = outputs[i];
@@ -140,22 +151,17 @@ void kv_append(std::span<const KvWrite> writes, const mx::array& k, const mx::ar
   KvAppendCall call = checked_call(writes, k, v);
   if (!choice.fast) return kv_append_composed(writes, k, v, centre, s);
   std::vector<mx::array> more;
-  if (centre) {
-    if (centre->shape() != mx::Shape{static_cast<int>(call.keys.batch), static_cast<int>(call.keys.heads), static_cast<int>(call.keys.dim)})
-      throw std::invalid_argument("[kv_append] centre must be [batch, heads, dim] like the keys");
-    call.centred = true;
-    // As it is where that is possible: a step with a node of MLX in it could not be repeated.
-    const bool ready = centre->dtype() == mx::float32 && centre->is_available() && centre->flags().row_contiguous;
-    more.push_back(ready ? *centre : mx::contiguous(mx::astype(*centre, mx::float32, s), false, s));
-  }
+  if (centre) call.centred = true, more.push_back(centre_of_keys(*centre, call.keys, s));
   add_node(writes, call, {k, v}, more, after, s);
 }
 
 mx::array kv_append_turned(std::span<const KvWrite> writes, const KvTurning& turn, const mx::array& k, const mx::array& v,
-                           const std::optional<mx::array>& after, mx::StreamOrDevice s) {
+                           const std::optional<mx::array>& after, const std::optional<mx::array>& centre, mx::StreamOrDevice s) {
   if (writes.empty()) throw std::invalid_argument("[kv_append] there is nothing to append to");
   KvAppendCall call = checked_call(writes, k, v);
   const RopeParams& rope = turn.rope;
+  std::vector<mx::array> more;
+  if (centre) call.centred = true, more.push_back(centre_of_keys(*centre, call.keys, s));
   call.turn = KvTurn{RowShape::of(turn.q, 0, call.keys.dim, "kv_append", "q"),
                      rope.q_norm.has_value(),
                      rope.k_norm.has_value(),
@@ -166,7 +172,7 @@ mx::array kv_append_turned(std::span<const KvWrite> writes, const KvTurning& tur
       call.turn->queries.heads % call.keys.heads != 0)
     throw std::invalid_argument("[kv_append] q must have k's batch and tokens and a multiple of its heads");
   dtype_of(turn.q, "kv_append");
-  std::vector<mx::array> more{turn.q, rope.inv_freq};
+  more.push_back(turn.q), more.push_back(rope.inv_freq);
   if (rope.q_norm) more.push_back(*rope.q_norm);
   if (rope.k_norm) more.push_back(*rope.k_norm);
   return add_node(writes, call, {k, v}, more, after, s);

@@ -21,13 +21,13 @@ struct KvTurn {
   float scale, eps;
   int64_t position;
 };
-/// Inputs: k, v, the slabs; with a centre that; with a turn q, inv_freq, (q_norm), (k_norm); perhaps a ticket. Outputs: the slabs, sharing
-/// memory with the inputs; with a turn the turned queries.
+/// Inputs: k, v, the slabs; with a centre that (float32 [batch, heads, dim], contiguous); with a turn q, inv_freq, (q_norm), (k_norm);
+/// perhaps a ticket. Outputs: the slabs, sharing memory with the inputs; with a turn the turned queries.
 struct KvAppendCall {
   std::vector<KvTarget> targets;
   RowShape keys, values;
   std::optional<KvTurn> turn = std::nullopt;  // GPU only
-  bool centred = false;                       // CPU only
+  bool centred = false;
 };
 
 /// A read without its array. Unset bounds are far away.

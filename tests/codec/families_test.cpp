@@ -194,7 +194,7 @@ TEST(EveryCodec, PartsAddUpToTheStoredVector) {
 
 TEST(EveryCodec, OnlyPlainOnesHaveFragmentTiles) {
   std::vector<std::string> others = other_codecs();
-  for (const char* name : {"turboquant:4,centre=32", "affine:4,centre=calibrated", "turboquant:4,scalar=lsq"}) others.push_back(name);
+  for (const char* name : {"turboquant:4,scalar=lsq", "turboquant:6,scalar=norm"}) others.push_back(name);
   for (const std::string& name : others) EXPECT_FALSE(Layout::fits_fragments(*make(name, Role::keys, 64))) << name;
 }
 

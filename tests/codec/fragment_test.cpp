@@ -6,6 +6,7 @@
 #include <random>
 #include <set>
 
+#include "codec/fragment_wide.h"
 #include "codec/layout.h"
 
 namespace tersor::codec {
@@ -54,6 +55,27 @@ TEST(Fragment, BitsOfAUnitAreDistinct) {
   }
 }
 
+TEST(Fragment, WideCodesHavePlacesOfTheirOwn) {
+  for (const int more : {1, 2}) {
+    const FragmentCode form{Packing::mirror4, more};
+    std::set<std::pair<int, int>> bits;
+    std::set<int> words;
+    for (int reg = 0; reg < 8; ++reg)
+      for (int byte = 0; byte < 4; ++byte)
+        for (int bit = 0; bit < form.bits(); ++bit) {
+          const BitOfWord at = form.place(reg, byte, bit);
+          ASSERT_LT(at.word, form.words());
+          bits.emplace(at.word, at.shift);
+        }
+    EXPECT_EQ(bits.size(), static_cast<size_t>(32 * form.words()));
+    for (int lane = 0; lane < 32; ++lane)
+      for (int w = 0; w < form.words(); ++w) words.insert(form.offset(lane, w));
+    EXPECT_EQ(words.size(), static_cast<size_t>(32 * form.words()));
+    EXPECT_EQ(*words.rbegin(), 128 * form.words() - 4);
+    for (unsigned code = 0; code < 1u << form.bits(); ++code) EXPECT_EQ(form.code_of(form.stored(code)), code);
+  }
+}
+
 TEST(Fragment, ScalarsAndFullNumbersHavePlacesOfTheirOwn) {
   std::set<int> scalars;
   for (int t = 0; t < kFragmentTokens; ++t) scalars.insert(scalar_index(t));
@@ -71,7 +93,8 @@ TEST(Fragment, ScalarsAndFullNumbersHavePlacesOfTheirOwn) {
 
 TEST(Fragment, LayoutsGiveBackWhatWasPut) {
   std::mt19937 rng(1);
-  for (const char* name : {"turboquant:1", "turboquant:2", "turboquant:3", "turboquant:4", "affine:2", "affine:4", "affine:8"})
+  for (const char* name :
+       {"turboquant:1", "turboquant:2", "turboquant:3", "turboquant:4", "turboquant:5", "turboquant:6", "affine:2", "affine:4", "affine:8"})
     for (const Role role : {Role::keys, Role::values}) {
       constexpr int kDim = 80, kTokens = 150;
       Layout layout(Codec::make(Spec::parse(name), role, kDim), kFullBlockTokens, Arrangement::fragments);
@@ -100,10 +123,10 @@ TEST(Fragment, LayoutsGiveBackWhatWasPut) {
 }
 
 TEST(Fragment, CodecsWithoutTilesAreRefused) {
-  for (const char* name : {"turboquant:5", "affine:3", "full:fp32"})
+  for (const char* name : {"turboquant-rvq:2+1", "affine:3", "full:fp32"})
     EXPECT_FALSE(Layout::fits_fragments(*Codec::make(Spec::parse(name), Role::keys, 64)));
   EXPECT_FALSE(Layout::fits_fragments(*Codec::make(Spec::parse("affine:4"), Role::keys, 72)));
-  EXPECT_THROW(Layout(Codec::make(Spec::parse("turboquant:5"), Role::keys, 64), 16, Arrangement::fragments), Error);
+  EXPECT_THROW(Layout(Codec::make(Spec::parse("affine:3"), Role::keys, 64), 16, Arrangement::fragments), Error);
 }
 
 }  // namespace

@@ -36,6 +36,7 @@ TEST(GpuPlugin, IsThere) {
 // MLX multiplies floats in 19 bits unless told otherwise, which moves many codes over their thresholds.
 const int kExactProducts = setenv("MLX_ENABLE_TF32", "0", 1);
 
+constexpr const char* kNoKernel = "turboquant:3/turboquant:6";
 struct Case {
   const char* spec;
   int dim, kv_heads, group, batch;
@@ -45,16 +46,22 @@ struct Case {
 // Composed operations round differently, so that a code may fall to the next level: far less than what codes cost.
 TEST(KvGpu, KernelsAgreeWithComposedOperations) {
   mx::random::seed(1);
-  for (const Case& c : {Case{"turboquant:4", 128, 8, 4, 1, mx::float16}, Case{"turboquant:4", 64, 3, 3, 2, mx::float32},
-                        Case{"turboquant:3", 96, 2, 1, 1, mx::bfloat16}, Case{"turboquant:2", 80, 2, 8, 1, mx::float16},
-                        Case{"affine:4", 128, 2, 4, 3, mx::float16}, Case{"affine:8", 64, 2, 2, 1, mx::float16},
-                        Case{"turboquant:4,window=50,sinks=4", 128, 2, 4, 1, mx::float16}, Case{"full", 128, 2, 4, 1, mx::float16},
-                        Case{"turboquant:4", 256, 2, 3, 1, mx::float16}, Case{"turboquant:5", 64, 2, 2, 1, mx::float16}}) {
+  for (const Case& c :
+       {Case{"turboquant:4", 128, 8, 4, 1, mx::float16}, Case{"turboquant:4", 64, 3, 3, 2, mx::float32},
+        Case{"turboquant:3", 96, 2, 1, 1, mx::bfloat16}, Case{"turboquant:2", 80, 2, 8, 1, mx::float16},
+        Case{"affine:4", 128, 2, 4, 3, mx::float16}, Case{"affine:8", 64, 2, 2, 1, mx::float16},
+        Case{"turboquant:4,window=50,sinks=4", 128, 2, 4, 1, mx::float16}, Case{"full", 128, 2, 4, 1, mx::float16},
+        Case{"turboquant:4", 256, 2, 3, 1, mx::float16}, Case{"turboquant:5", 64, 2, 2, 1, mx::float16},
+        Case{"turboquant:6,centre=256,window=64,sinks=4/turboquant:4", 128, 2, 4, 2, mx::float16},
+        Case{"turboquant:6,centre=10", 80, 3, 1, 1, mx::float32}, Case{"affine:4,centre=16", 64, 2, 2, 1, mx::float16},
+        Case{"turboquant:6,centre=16/turboquant:5", 256, 1, 2, 1, mx::bfloat16}, Case{kNoKernel, 64, 2, 2, 1, mx::float16}}) {
     SCOPED_TRACE(std::string(c.spec) + " D=" + std::to_string(c.dim));
-    const KvSpec spec = KvSpec::parse(c.spec);
+    const std::string name = c.spec;
+    const size_t slash = name.find('/');
+    const KvSpec spec = slash == std::string::npos ? KvSpec::parse(name) : KvSpec::parse(name.substr(0, slash), name.substr(slash + 1));
     const LayerShape shape{c.batch, c.kv_heads, c.dim, c.dim};
     LayerCache fast = make(spec, shape, Dtype::f16, ops::Policy::automatic), composed = make(spec, shape, Dtype::f16, ops::Policy::forbid);
-    EXPECT_EQ(fast.choices()[1].fast, std::string(c.spec) != "turboquant:5") << fast.choices()[1].reason;
+    EXPECT_EQ(fast.choices()[1].fast, std::string(c.spec) != kNoKernel) << fast.choices()[1].reason;
     for (const int tokens : {70, 1, 1, 200, 1, 5}) {
       const mx::array k = normal({c.batch, tokens, c.kv_heads * c.dim}, c.dtype),
                       v = normal({c.batch, tokens, c.kv_heads * c.dim}, c.dtype);

@@ -119,13 +119,13 @@ struct Slab {
 
 /// Appends tokens [begin, begin + n) of k and v to all slabs.
 inline void append(const LayerCodecs& codecs, std::vector<Slab*> slabs, const DeviceRows& k, const DeviceRows& v, int begin, int n,
-                   bool sanitise = true) {
+                   bool sanitise = true, const float* centre = nullptr) {
   AppendParams p;
   p.rows[0] = k.rows(), p.rows[1] = v.rows();
   p.rotations[0] = rotation_bits(codecs.keys->rotation()), p.rotations[1] = rotation_bits(codecs.values->rotation());
   p.levels[0] = levels_of(*codecs.keys), p.levels[1] = levels_of(*codecs.values);
   p.full_type[0] = p.full_type[1] = number_of(codecs.full_keys->dtype());
-  p.heads = k.heads, p.sanitise = sanitise;
+  p.heads = k.heads, p.sanitise = sanitise, p.centre = centre;
   for (Slab* slab : slabs) {
     p.job[p.jobs++] = slab->job(true, begin, n), p.job[p.jobs++] = slab->job(false, begin, n);
     slab->count += n;

@@ -23,6 +23,7 @@ TEST(KvPrefillCuda, EveryCodecAgreesWithDoublePrecision) {
   std::vector<std::pair<std::string, std::string>> pairs{{"full", "full"}};
   for (size_t i = 0; i < kTurbo.size(); ++i) pairs.emplace_back(kTurbo[i], kTurbo[3 - i]), pairs.emplace_back(kTurbo[i], kTurbo[i]);
   for (size_t i = 0; i < kAffine.size(); ++i) pairs.emplace_back(kAffine[i], kAffine[2 - i]), pairs.emplace_back(kAffine[i], kAffine[i]);
+  pairs.insert(pairs.end(), kWide.begin(), kWide.end());
   for (const int dim : kPrefillDims)
     for (const auto& [keys, values] : pairs)
       for (const int group : {1, 4}) {
@@ -59,7 +60,7 @@ TEST(KvPrefillCuda, RowsThatSeeNothingAreZero) {
 // What stands in a buffer where no token has been written yet.
 TEST(KvPrefillCuda, BytesBehindTheLastTokenDoNotMatter) {
   std::mt19937 rng(14);
-  for (const auto& name : {"turboquant:4", "affine:4", "full"}) {
+  for (const auto& name : {"turboquant:6", "turboquant:4", "affine:4", "full"}) {
     const LayerCodecs codecs(name, name, 128, Dtype::f16);
     constexpr int kTokens = 75, kRows = 40;
     const DeviceRows k(normal(rng, kTokens * 128), 1, kTokens, 1, 128, Dtype::f16),
@@ -77,7 +78,7 @@ TEST(KvPrefillCuda, BytesBehindTheLastTokenDoNotMatter) {
 
 TEST(KvPrefillCuda, NumbersOfVeryDifferentSizesAreKept) {
   std::mt19937 rng(15);
-  for (const auto& name : {"turboquant:4", "turboquant:2", "affine:4", "full"})
+  for (const auto& name : {"turboquant:6", "turboquant:5", "turboquant:4", "turboquant:2", "affine:4", "full"})
     for (const float size : {1e-5f, 1.0f, 2e4f}) {
       const LayerCodecs codecs(name, name, 128, Dtype::f16);
       constexpr int kTokens = 2048, kDim = 128, kRows = 64;

@@ -1,12 +1,20 @@
 // Random attention problems and their results' error.
 #pragma once
 
+#include <tuple>
+
 #include "kv_cases.cuh"
 
 namespace tersor::kernels::cuda {
 
 inline const std::vector<std::string> kTurbo = {"turboquant:1", "turboquant:2", "turboquant:3", "turboquant:4"};
 inline const std::vector<std::string> kAffine = {"affine:2", "affine:4", "affine:8"};
+/// Keys of 5 and 6 bits and the values that go with them.
+inline const std::vector<std::pair<std::string, std::string>> kWide = {{"turboquant:5", "turboquant:4"},
+                                                                       {"turboquant:5", "turboquant:5"},
+                                                                       {"turboquant:6", "turboquant:4"},
+                                                                       {"turboquant:6", "turboquant:5"},
+                                                                       {"turboquant:6", "turboquant:6"}};
 inline const std::vector<int> kDims = {64, 80, 96, 128, 256};
 
 template <class T>
@@ -82,6 +90,7 @@ inline Problem sample(std::mt19937& rng) {
   Problem p;
   const bool affine = rng() % 4 == 0;
   p.keys = pick(rng, affine ? kAffine : kTurbo), p.values = pick(rng, affine ? kAffine : kTurbo);
+  if (rng() % 3 == 0) std::tie(p.keys, p.values) = pick(rng, kWide);
   if (rng() % 8 == 0) p.keys = p.values = "full";
   p.dim = pick(rng, kDims), p.kv_heads = pick<int>(rng, {1, 2, 3}), p.batch = pick<int>(rng, {1, 1, 2, 3});
   p.tokens = rng() % 2 ? pick<int>(rng, {1, 15, 16, 17, 63, 64, 65, 127, 128, 129, 1000}) : 1 + static_cast<int>(rng() % 400);

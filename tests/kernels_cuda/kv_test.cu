@@ -46,8 +46,8 @@ void compare_codes(const Slab& slab, bool keys, const DeviceRows& rows, Counts& 
 TEST(KvAppendCuda, CodesAreThoseOfTheCodec) {
   std::mt19937 rng(1);
   for (const int dim : kDims)
-    for (const auto& name : {"turboquant:1", "turboquant:2", "turboquant:3", "turboquant:4", "turboquant:4,rounds=1,seed=9", "affine:2",
-                             "affine:4", "affine:8"}) {
+    for (const auto& name : {"turboquant:1", "turboquant:2", "turboquant:3", "turboquant:4", "turboquant:4,rounds=1,seed=9", "turboquant:5",
+                             "turboquant:6", "affine:2", "affine:4", "affine:8"}) {
       SCOPED_TRACE(std::string(name) + " D=" + std::to_string(dim));
       const LayerCodecs codecs(name, name, dim, Dtype::f16);
       const Dtype type = pick<Dtype>(rng, {Dtype::f16, Dtype::bf16, Dtype::f32});
@@ -97,6 +97,7 @@ TEST(KvAttendCuda, EveryKernelAgreesWithDoublePrecision) {
     for (const auto& v : kTurbo) pairs.emplace_back(k, v);
   for (const auto& k : kAffine)
     for (const auto& v : kAffine) pairs.emplace_back(k, v);
+  pairs.insert(pairs.end(), kWide.begin(), kWide.end());
   for (const int dim : kDims)
     for (const auto& [keys, values] : pairs)
       for (const int group : {1, 3, 4, 8}) {
@@ -117,6 +118,34 @@ TEST(KvAttendCuda, RandomShapesAgreeWithDoublePrecision) {
     const Problem p = sample(rng);
     EXPECT_LE(run(rng, p), tolerance(p.keys, p.type)) << i << ": " << p.str();
   }
+}
+
+TEST(KvAppendCuda, CentreIsSubtractedFromKeysAlone) {
+  std::mt19937 rng(10);
+  for (const auto& [keys, values] :
+       {std::pair("turboquant:6", "turboquant:4"), std::pair("affine:4", "affine:4"), std::pair("full", "full")})
+    for (const int dim : {64, 80, 128}) {
+      constexpr int kTokens = 77, kHeads = 3, kBatch = 2;
+      const LayerCodecs codecs(keys, values, dim, Dtype::f16);
+      const auto centre = normal(rng, kBatch * kHeads * dim, 5);
+      const auto k = normal(rng, kBatch * kTokens * kHeads * dim), v = normal(rng, k.size());
+      auto moved = k, less = k;
+      for (size_t i = 0; i < k.size(); ++i) {
+        const size_t token = i / (kHeads * dim), in_token = i % (kHeads * dim);
+        moved[i] += centre[token / kTokens * kHeads * dim + in_token];
+        less[i] = moved[i] - centre[token / kTokens * kHeads * dim + in_token];
+      }
+      const DeviceRows from(moved, kBatch, kTokens, kHeads, dim, Dtype::f32), plain(less, kBatch, kTokens, kHeads, dim, Dtype::f32),
+          other(v, kBatch, kTokens, kHeads, dim, Dtype::f32);
+      const Buffer device(centre);
+      const bool full = std::string(keys) == "full";
+      Slab with(codecs, full, kBatch, kHeads, 128, 0), without(codecs, full, kBatch, kHeads, 128, 0);
+      for (const int step : {70, 1, 6}) {
+        append(codecs, {&with}, from, other, with.count, step, true, static_cast<const float*>(device.get()));
+        append(codecs, {&without}, plain, other, without.count, step);
+      }
+      EXPECT_EQ(with.tiles.read<uint8_t>(), without.tiles.read<uint8_t>()) << keys << " " << dim;
+    }
 }
 
 // One token takes nearly all the weight, the rest of it is spread over thousands whose weights are far below a byte's digits.
@@ -144,7 +173,7 @@ TEST(KvAttendCuda, ManySmallWeightsBesideALargeOneAreKept) {
 
 TEST(KvAttendCuda, ValuesOfVeryDifferentLengthsAreKept) {
   std::mt19937 rng(6);
-  for (const auto& name : {"turboquant:4", "turboquant:2", "affine:4"}) {
+  for (const auto& name : {"turboquant:6", "turboquant:5", "turboquant:4", "turboquant:2", "affine:4"}) {
     const LayerCodecs codecs(name, name, 128, Dtype::f16);
     constexpr int kTokens = 2048, kDim = 128;
     auto values = normal(rng, static_cast<size_t>(kTokens) * kDim, 0.01f, 0.01f);
@@ -159,6 +188,21 @@ TEST(KvAttendCuda, ValuesOfVeryDifferentLengthsAreKept) {
   }
 }
 
+// More tiles a warp than integer sums hold before they are folded.
+TEST(KvAttendCuda, LongSharesOfWideValuesDoNotOverflow) {
+  std::mt19937 rng(17);
+  const LayerCodecs codecs("turboquant:6", "turboquant:6", 64, Dtype::f16);
+  constexpr int kTokens = 200000, kDim = 64;
+  const DeviceRows k(normal(rng, static_cast<size_t>(kTokens) * kDim, 0.01f), 1, kTokens, 1, kDim, Dtype::f16),
+      v(normal(rng, static_cast<size_t>(kTokens) * kDim, 0.01f, 1.0f), 1, kTokens, 1, kDim, Dtype::f16),
+      q(normal(rng, kDim), 1, 1, 1, kDim, Dtype::f32);
+  Slab slab(codecs, false, 1, 1, kTokens, 0);
+  append(codecs, {&slab}, k, v, 0, kTokens);
+  AttendCase c;
+  c.position = kTokens - 1, c.splits = 1;
+  EXPECT_LE(relative_error(attend(codecs, {{&slab}}, q, c, 1), Oracle(codecs, {{&slab}}).attend(q, c, 1)), 1e-3);
+}
+
 TEST(KvAttendCuda, RowsThatSeeNothingAreZero) {
   std::mt19937 rng(7);
   Problem p{"turboquant:4", "turboquant:4"};
@@ -168,7 +212,7 @@ TEST(KvAttendCuda, RowsThatSeeNothingAreZero) {
 
 TEST(KvAttendCuda, InfinitiesAndNanInKeysAreStoredAsNumbers) {
   std::mt19937 rng(8);
-  const LayerCodecs codecs("turboquant:4", "turboquant:4", 64, Dtype::f16);
+  const LayerCodecs codecs("turboquant:6", "turboquant:4", 64, Dtype::f16);
   auto keys = normal(rng, 100 * 64), values = normal(rng, 100 * 64);
   keys[5] = INFINITY, keys[70] = NAN, values[3 * 64] = -INFINITY, values[9 * 64 + 3] = NAN;
   const DeviceRows k(keys, 1, 100, 1, 64, Dtype::f32), v(values, 1, 100, 1, 64, Dtype::f32), q(normal(rng, 64), 1, 1, 1, 64, Dtype::f32);

@@ -2,6 +2,8 @@
 // every thread packs the words of one lane of a unit, leaving the bits of older tokens as they are.
 #include "kernels/cuda/kv_append.h"
 
+#include <type_traits>
+
 #include "kernels/cuda/ahead.cuh"
 #include "kernels/cuda/kv_rotate.cuh"
 #include "kernels/cuda/turn.cuh"
@@ -39,11 +41,52 @@ struct TileCodes {
   int low, high;  // slots [low, high) within the tile are new
 };
 
+/// The nearest of many levels: a binary search over the positive thresholds, which the warp's lanes hold. Like the levels of either sign
+/// beside each other, a number on a threshold takes the lower level.
+template <Code C>
+struct ManyLevels {
+  static constexpr int kHalf = 1 << (code_bits(C) - 1);
+  int level, threshold;  // of this lane: level number `lane`, and the threshold above it; multiples of the step
+  __device__ __forceinline__ ManyLevels(const Levels& levels, int lane) {
+    const int i = lane % kHalf, shared = C == Code::turbo6 ? 8 : 1;
+    level = 2 * (levels.u[i] + 4 * levels.high[i / shared] + 2) + 1;
+    threshold = (level + __shfl_down_sync(~0u, level, 1)) / 2;
+  }
+  /// The code of a number in steps, and its level.
+  __device__ __forceinline__ int nearest(float y, int& to) const {
+    const bool plus = y > 0;
+    const float size = fabsf(y);
+    int at = 0;
+#pragma unroll
+    for (int step = kHalf / 2; step; step /= 2) {
+      const float edge = static_cast<float>(__shfl_sync(~0u, threshold, at + step - 1));
+      if (plus ? size > edge : size >= edge) at += step;
+    }
+    to = __shfl_sync(~0u, level, at);
+    if (!plus) to = -to;
+    return plus ? kHalf + at : kHalf - 1 - at;
+  }
+};
+
+/// The same for few levels, one comparison for each.
+template <Code C>
+struct FewLevels {
+  const Levels& levels;
+  __device__ __forceinline__ FewLevels(const Levels& from, int) : levels(from) {}
+  __device__ __forceinline__ int nearest(float y, int& to) const {
+    int code = 0;
+    to = 2 * levels.u[0] + 1;
+#pragma unroll
+    for (int i = 1; i < 1 << code_bits(C); ++i)
+      if (y > static_cast<float>(levels.u[i - 1] + levels.u[i] + 1)) code = i, to = 2 * levels.u[i] + 1;
+    return code;
+  }
+};
+
 template <int D, Code C>
 __device__ __forceinline__ void encode_turbo(const float (&v)[WarpVector<D>::kEach], const Levels& levels, bool keys, int slot, int lane,
                                              TileCodes<D>& tile) {
   using W = WarpVector<D>;
-  constexpr int kBits = codec::packing_bits(packing_of(C)), kCount = 1 << kBits;
   float norm2 = 0;
 #pragma unroll
   for (const float x : v) norm2 = fmaf(x, x, norm2);
@@ -51,17 +94,15 @@ __device__ __forceinline__ void encode_turbo(const float (&v)[WarpVector<D>::kEa
   // In units of the levels' grid, whose thresholds u[i] + u[i + 1] + 1 are whole; below 1e-30 the scalar is 0 and codes do not matter.
   const float scale = sqrtf(D / fmaxf(norm2, 1e-30f)) / levels.step;
   float product = 0, square = 0;
+  const std::conditional_t<is_wide(C), ManyLevels<C>, FewLevels<C>> book(levels, lane);
 #pragma unroll
   for (int j = 0; j < W::kEach; ++j) {
-    const float y = v[j] * scale;
-    int code = 0, level = 2 * levels.u[0] + 1;
-#pragma unroll
-    for (int i = 1; i < kCount; ++i)
-      if (y > static_cast<float>(levels.u[i - 1] + levels.u[i] + 1)) code = i, level = 2 * levels.u[i] + 1;
+    int level;
+    const int code = book.nearest(v[j] * scale, level);
     if (!W::inside(lane, j)) continue;
     product = fmaf(v[j], static_cast<float>(level), product);
     square += static_cast<float>(level * level);
-    tile.codes[slot * TileCodes<D>::kRow + W::index(lane, j)] = static_cast<uint8_t>(codec::stored_code(packing_of(C), code));
+    tile.codes[slot * TileCodes<D>::kRow + W::index(lane, j)] = static_cast<uint8_t>(form_of(C).stored(code));
   }
   product = sum_over_warp(product) * levels.step, square = sum_over_warp(square) * levels.step * levels.step;
   // Keys: |k|^2 / <k, c> makes inner products unbiased. Values: <v, c> / |c|^2 is the least-squares scalar.
@@ -73,7 +114,7 @@ template <int D, Code C>
 __device__ __forceinline__ void encode_affine(const float (&v)[WarpVector<D>::kEach], int slot, int lane, TileCodes<D>& tile) {
   using W = WarpVector<D>;
   constexpr int kGroups = scalar_groups(C, D);
-  constexpr float kSteps = (1 << codec::packing_bits(packing_of(C))) - 1;
+  constexpr float kSteps = (1 << code_bits(C)) - 1;
 #pragma unroll
   for (int g = 0; g < kGroups; ++g) {
     const auto mine = [&](int j) { return W::inside(lane, j) && W::index(lane, j) / kAffineGroup == g; };
@@ -118,9 +159,9 @@ __device__ __forceinline__ void store_full(const float (&v)[WarpVector<D>::kEach
 }
 
 // The words of one lane of one unit, old bits kept where no new token is.
-template <int D, bool kKeys, codec::Packing kPacking>
+template <int D, bool kKeys, codec::FragmentCode kForm>
 __device__ __forceinline__ void pack_lane(uint8_t* codes, int unit, int lane, const TileCodes<D>& tile) {
-  constexpr int kWords = codec::packing_words(kPacking), kBits = codec::packing_bits(kPacking);
+  constexpr int kWords = kForm.words(), kBits = kForm.bits();
   uint32_t words[kWords] = {}, mask[kWords] = {};
 #pragma unroll
   for (int reg = 0; reg < 8; ++reg)
@@ -132,14 +173,14 @@ __device__ __forceinline__ void pack_lane(uint8_t* codes, int unit, int lane, co
       const uint32_t code = tile.codes[place.token * TileCodes<D>::kRow + place.dim];
 #pragma unroll
       for (int bit = 0; bit < kBits; ++bit) {
-        const codec::BitOfWord to = codec::bit_of_word(kPacking, reg, byte, bit);
+        const codec::BitOfWord to = kForm.place(reg, byte, bit);
         words[to.word] |= (code >> bit & 1u) << to.shift;
         mask[to.word] |= 1u << to.shift;
       }
     }
 #pragma unroll
   for (int w = 0; w < kWords; ++w) {
-    uint32_t* const to = reinterpret_cast<uint32_t*>(codes + unit * kWords * 128 + codec::word_offset(kWords, lane, w));
+    uint32_t* const to = reinterpret_cast<uint32_t*>(codes + unit * kWords * 128 + kForm.offset(lane, w));
     if (mask[w] == ~0u)
       *to = words[w];
     else if (mask[w])
@@ -148,19 +189,19 @@ __device__ __forceinline__ void pack_lane(uint8_t* codes, int unit, int lane, co
 }
 
 // One token's codes: little code, which comes from far away in a decode step, for the price of two atomic operations a code.
-template <int D, bool kKeys, codec::Packing kPacking>
+template <int D, bool kKeys, codec::FragmentCode kForm>
 __device__ __forceinline__ void put_token(uint8_t* codes, int slot, const TileCodes<D>& tile) {
-  constexpr int kWords = codec::packing_words(kPacking), kBits = codec::packing_bits(kPacking);
+  constexpr int kWords = kForm.words(), kBits = kForm.bits();
   for (int dim = threadIdx.x; dim < D; dim += kThreads) {
     const uint32_t code = tile.codes[slot * TileCodes<D>::kRow + dim];
     const codec::FragmentPlace at = kKeys ? codec::key_fragment(D, slot, dim) : codec::value_fragment(slot, dim);
     uint32_t bits = 0, mask = 0;
 #pragma unroll
     for (int bit = 0; bit < kBits; ++bit) {
-      const codec::BitOfWord to = codec::bit_of_word(kPacking, at.reg, at.byte, bit);
+      const codec::BitOfWord to = kForm.place(at.reg, at.byte, bit);
       bits |= (code >> bit & 1u) << to.shift, mask |= 1u << to.shift;
-      if (bit + 1 < kBits && codec::bit_of_word(kPacking, at.reg, at.byte, bit + 1).word == to.word) continue;
-      uint32_t* const word = reinterpret_cast<uint32_t*>(codes + at.unit * kWords * 128 + codec::word_offset(kWords, at.lane, to.word));
+      if (bit + 1 < kBits && kForm.place(at.reg, at.byte, bit + 1).word == to.word) continue;
+      uint32_t* const word = reinterpret_cast<uint32_t*>(codes + at.unit * kWords * 128 + kForm.offset(at.lane, to.word));
       atomicAnd(word, ~mask);
       atomicOr(word, bits);
       bits = mask = 0;
@@ -174,9 +215,9 @@ __device__ __forceinline__ void pack_tile(uint8_t* side, const TileCodes<D>& til
   uint16_t* const scalars = reinterpret_cast<uint16_t*>(side + (kKeys ? code_bytes(C, D) : 0));
   constexpr int kFewTokens = 4;
   if (tile.high - tile.low <= kFewTokens) {
-    for (int slot = tile.low; slot < tile.high; ++slot) put_token<D, kKeys, packing_of(C)>(codes, slot, tile);
+    for (int slot = tile.low; slot < tile.high; ++slot) put_token<D, kKeys, form_of(C)>(codes, slot, tile);
   } else {
-    for (int i = threadIdx.x; i < D / 16 * 32; i += kThreads) pack_lane<D, kKeys, packing_of(C)>(codes, i / 32, i % 32, tile);
+    for (int i = threadIdx.x; i < D / 16 * 32; i += kThreads) pack_lane<D, kKeys, form_of(C)>(codes, i / 32, i % 32, tile);
   }
   for (int i = threadIdx.x; i < scalar_rows(C, D) * kTokens; i += kThreads) {
     const int token = i % kTokens;
@@ -242,6 +283,12 @@ __device__ __forceinline__ void load_token(const AppendParams& p, const AppendJo
   const void* row = row_of(p.rows[side], batch, head, token);
   load_vector<D>(row, p.rows[side], lane, v);
   if (job.keys && p.turn.pairs) turn_vector<D>(p, 1, row, p.rows[side], token, lane, angles, v);
+  if (job.keys && p.centre) {
+    const float* const centre = p.centre + (static_cast<size_t>(batch) * p.heads + head) * D;
+#pragma unroll
+    for (int j = 0; j < WarpVector<D>::kEach; ++j)
+      if (WarpVector<D>::inside(lane, j)) v[j] -= centre[WarpVector<D>::index(lane, j)];
+  }
   if (p.sanitise) {
 #pragma unroll
     for (float& x : v) x = x != x ? 0.0f : fminf(fmaxf(x, -kInputMax), kInputMax);
@@ -301,6 +348,8 @@ __global__ void __launch_bounds__(kThreads) append_kernel(const __grid_constant_
     case Code::turbo2: return run.template operator()<Code::turbo2>();
     case Code::turbo3: return run.template operator()<Code::turbo3>();
     case Code::turbo4: return run.template operator()<Code::turbo4>();
+    case Code::turbo5: return run.template operator()<Code::turbo5>();
+    case Code::turbo6: return run.template operator()<Code::turbo6>();
     case Code::affine2: return run.template operator()<Code::affine2>();
     case Code::affine4: return run.template operator()<Code::affine4>();
     case Code::affine8: return run.template operator()<Code::affine8>();

@@ -38,6 +38,7 @@ struct AppendParams {
   RotationBits rotations[2];
   Levels levels[2];
   Number full_type[2] = {Number::f16, Number::f16};
+  const float* centre = nullptr;  // [batch][heads][dim], subtracted from keys first (after they are turned), or null
   int heads = 0, sanitise = 1, jobs = 0;
   int tokens = 0, append_blocks = 0;  // of all rows, for the queries; set by append_plan
   AppendTurn turn;

@@ -9,6 +9,14 @@ namespace tersor::kernels::cuda {
 namespace {
 
 AttendVariant variant_for(Code keys, Code values, int dim, AttendUse use) {
+  if (is_wide(keys)) switch (dim) {
+      case 64: return attend_wide_variant_64(keys, values, use);
+      case 80: return attend_wide_variant_80(keys, values, use);
+      case 96: return attend_wide_variant_96(keys, values, use);
+      case 128: return attend_wide_variant_128(keys, values, use);
+      case 256: return attend_wide_variant_256(keys, values, use);
+      default: return {};
+    }
   switch (dim) {
     case 64: return attend_variant_64(keys, values, use);
     case 80: return attend_variant_80(keys, values, use);

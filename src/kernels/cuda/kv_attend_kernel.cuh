@@ -26,7 +26,8 @@ struct AttendShape {
   static constexpr int kRingLimit = kResident > 1 ? 104 * 1024 : 200 * 1024;
   static constexpr int kStages = kWarps * kStage * 3 <= (kWarps > 8 ? 140 * 1024 : kRingLimit) ? 3 : 2;
   static constexpr int kRing = kWarps * kStages * kStage;
-  static constexpr int kQueryBytes = NT * 8 * D;                // 8-bit queries
+  static constexpr int kQueryRow = D + 16;                      // bytes; keeps columns off each other's banks
+  static constexpr int kQueryBytes = NT * 8 * kQueryRow;        // 8-bit queries
   static constexpr int kFullQueryBytes = NT * 8 * (D + 8) * 2;  // 16-bit queries
   static constexpr int kScratch = WarpVector<D>::kCore > 1 ? kWarps* D * 4 : 0;
   static constexpr int kShared = kRing + kQueryBytes + kFullQueryBytes + kScratch;
@@ -103,7 +104,7 @@ struct RingReader {
 /// Shared memory besides the ring.
 template <class S>
 struct AttendShared {
-  uint32_t* bytes;  // [NT][2 parts][4 vectors][D / 4]
+  uint32_t* bytes;  // [NT][2 parts][4 vectors][kQueryRow / 4]
   uint16_t* full;   // [8 NT][D + 8]
   float* scratch;   // [kWarps][D] or null
   float(*largest);  // [4 NT] of each vector
@@ -121,7 +122,7 @@ __device__ __forceinline__ void store_query(const AttendParams& p, const AttendS
   most = max_over_warp(most);
   const float inverse = most > 0 ? 127 / most : 0.0f;
   float sums[kGroups] = {};
-  uint8_t* const high_row = reinterpret_cast<uint8_t*>(shared.bytes) + ((vector >> 2) * 8 + (vector & 3)) * S::D;
+  uint8_t* const high_row = reinterpret_cast<uint8_t*>(shared.bytes) + ((vector >> 2) * 8 + (vector & 3)) * S::kQueryRow;
   uint16_t* const full_row = shared.full + ((vector >> 2) * 8 + 2 * (vector & 3)) * (S::D + 8);
 #pragma unroll
   for (int j = 0; j < W::kEach; ++j) {
@@ -130,7 +131,7 @@ __device__ __forceinline__ void store_query(const AttendParams& p, const AttendS
     const float x = v[j] * inverse;
     const int high = __float2int_rn(x), low = __float2int_rn((x - high) * kLowParts);
     if constexpr (S::kCoded) {
-      high_row[d] = static_cast<uint8_t>(high), high_row[4 * S::D + d] = static_cast<uint8_t>(low);
+      high_row[d] = static_cast<uint8_t>(high), high_row[4 * S::kQueryRow + d] = static_cast<uint8_t>(low);
 #pragma unroll
       for (int g = 0; g < kGroups; ++g) sums[g] += kGroups == 1 || d / kAffineGroup == g ? high + low / kLowParts : 0.0f;
     }
@@ -155,8 +156,13 @@ __device__ __forceinline__ void load_query(const AttendView& view, const AttendS
 #pragma unroll
   for (int n = 0; n < S::NT; ++n) {
     if constexpr (S::kCoded) {
+      const uint32_t* const row = shared.bytes + ((n * 2 + (g & 1)) * 4 + (g >> 1)) * (S::kQueryRow / 4) + t;
+      if constexpr (AttendQuery<S::D, S::NT, S::K>::kShared) {
+        q.rows[n] = row;
+      } else {
 #pragma unroll
-      for (int i = 0; i < S::D / 16; ++i) q.bytes[n][i] = shared.bytes[((n * 2 + (g & 1)) * 4 + (g >> 1)) * (S::D / 4) + 4 * i + t];
+        for (int i = 0; i < S::D / 16; ++i) q.bytes[n][i] = row[4 * i];
+      }
 #pragma unroll
       for (int i = 0; i < kGroups; ++i) q.sum[n][i] = shared.sums[(4 * n + t) * kGroups + i];
       const float half = is_affine(S::K) ? 0.0f : 0.5f * q.sum[n][0], whole = rintf(half);
@@ -190,8 +196,8 @@ __device__ __forceinline__ void attend_full(RingReader<S>& reader, const AttendV
 
 template <class S>
 struct Decoders {
-  Decoder<S::kCoded ? S::K : Code::turbo4> keys;
-  Decoder<S::kCoded ? S::V : Code::turbo4> values;
+  DecoderOf<S::kCoded ? S::K : Code::turbo4> keys;
+  DecoderOf<S::kCoded ? S::V : Code::turbo4> values;
   float step2;  // twice the step of the values' levels
   __device__ explicit Decoders(const AttendParams& p) : keys(p.key_levels), values(p.value_levels), step2(2 * p.value_levels.step) {}
 };
@@ -204,7 +210,7 @@ __device__ __forceinline__ void attend_tiles(RingReader<S>& reader, const Attend
   constexpr int NT = S::NT;
   const AttendParams& p = view.p;
   const float step2 = decoders.step2;
-  constexpr int kFoldAfter = 512;  // tiles, before integer sums could overflow
+  constexpr int kFoldAfter = is_wide(S::V) ? 128 : 512;  // tiles, before integer sums could overflow
   int since_fold = 0;
   for (int i = 0; i < p.segment_count; ++i) {
     const AttendSegment& segment = p.segments[i];

@@ -27,7 +27,8 @@ struct AttendState {
   static constexpr int kBlocks = D / 16;
   static constexpr int kGroups = V == Code::full ? 1 : scalar_groups(V, D);
   static constexpr bool kAffine = is_affine(V), kCoded = V != Code::full;
-  static constexpr float kRoom = 0.5f, kDrop = 4;  // of the peak above a tile that sets it, and below it of tiles that keep it
+  static constexpr float kHalf = is_wide(V) ? 2.5f : 0.5f;  // turboquant: of levels beyond their integers, 1/2 or (1/2) + 4 (1/2)
+  static constexpr float kRoom = 0.5f, kDrop = 4;           // of the peak above a tile that sets it, and below it of tiles that keep it
 
   float out[NT][kBlocks][2];
   int sums[NT][kCoded ? kBlocks : 1][4];
@@ -70,7 +71,7 @@ struct AttendState {
 #pragma unroll
       for (int g = 0; g < kGroups; ++g) bias[g] = sum_over_rows(offset[n][g]) * (kScalarUnit * weight), offset[n][g] = 0;
     } else {
-      bias[0] = sum_over_rows(static_cast<float>(products[n])) * (0.5f * scale);  // levels are u + 1/2
+      bias[0] = sum_over_rows(static_cast<float>(products[n])) * (kHalf * scale);
       products[n] = 0;
     }
 #pragma unroll

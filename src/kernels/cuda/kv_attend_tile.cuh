@@ -16,10 +16,20 @@ inline constexpr float kBothMagic = kMagic + kLowMagic / 254;
 template <int D, int NT, Code K>
 struct AttendQuery {
   static constexpr int kGroups = K == Code::full ? 1 : scalar_groups(K, D);
-  uint32_t bytes[NT][K == Code::full ? 1 : D / 16];  // operand B: column lane / 4, dimensions 16 i + 4 (lane % 4)
-  float scale[NT];                                   // of scores over codes, logarithm base 2 included; of this lane's vector
-  float full_scale[NT];                              // of scores over 16-bit numbers
-  float sum[NT][kGroups];                            // affine: of the quantised query
+  // Operand B: column lane / 4, dimensions 16 i + 4 (lane % 4). With wide keys it stays in shared memory, so that a loop goes over the
+  // dimensions: unrolled, its instructions come from far away in every layer.
+  static constexpr bool kShared = is_wide(K);
+  uint32_t bytes[NT][K == Code::full || kShared ? 1 : D / 16];
+  const uint32_t* rows[kShared ? NT : 1];
+  __device__ __forceinline__ uint32_t word(int n, int i) const {
+    if constexpr (kShared)
+      return rows[n][4 * i];
+    else
+      return bytes[n][i];
+  }
+  float scale[NT];         // of scores over codes, logarithm base 2 included; of this lane's vector
+  float full_scale[NT];    // of scores over 16-bit numbers
+  float sum[NT][kGroups];  // affine: of the quantised query
   // Of the scores' accumulators, high and low; with turboquant half the query's sum is in it, as levels are u + 1/2.
   int start[NT][2];
 };
@@ -71,7 +81,28 @@ struct CodedTile {
   using State = AttendState<D, NT, V>;
   using Query = AttendQuery<D, NT, K>;
   static constexpr int kSteps = D / 32, kUnits = D / 16, kKeyGroups = Query::kGroups, kValueGroups = State::kGroups;
-  static constexpr bool kKeyAffine = is_affine(K), kValueAffine = is_affine(V);
+  static constexpr bool kKeyAffine = is_affine(K), kValueAffine = is_affine(V), kKeyWide = is_wide(K), kValueWide = is_wide(V);
+  static constexpr int kKeyUnit = DecoderOf<K>::kUnitBytes, kValueUnit = DecoderOf<V>::kUnitBytes;
+
+  // Integer scores, of wide codes those of the high parts as well. Half the query's sum, which both begin with, stands for u + 1/2 = (low +
+  // 1/2) + 4 (high + 1/2).
+  struct Scores {
+    int c[NT][4][4];
+    int high[kKeyWide ? NT : 1][4][4];
+  };
+  __device__ static __forceinline__ void reset(Scores& s, const Query& q) {
+    reset(s.c, q);
+    if constexpr (kKeyWide) reset(s.high, q);
+  }
+
+  // high: of wide codes alone.
+  template <class Any>
+  __device__ static __forceinline__ void decode(const Any& decoder, const uint8_t* unit, int lane, uint32_t (&a)[8], uint32_t (&high)[8]) {
+    if constexpr (std::is_same_v<Any, WideDecoder<Code::turbo5>> || std::is_same_v<Any, WideDecoder<Code::turbo6>>)
+      decoder.decode(unit, lane, a, high);
+    else
+      decoder.decode(unit, lane, a);
+  }
 
   __device__ static __forceinline__ void reset(int (&c)[NT][4][4], const Query& q) {
 #pragma unroll
@@ -80,9 +111,15 @@ struct CodedTile {
       for (int m = 0; m < 4; ++m) c[n][m][0] = c[n][m][2] = q.start[n][0], c[n][m][1] = c[n][m][3] = q.start[n][1];
   }
 
+  // The score of a query's high and low part.
+  __device__ static __forceinline__ float whole(int high, int low) {
+    return fmaf(__int_as_float(low), 1 / kLowParts, __int_as_float(high) - kBothMagic);
+  }
+
   // Integer scores of the dimensions of group g to floats.
-  __device__ static __forceinline__ void add_scores(const int (&c)[NT][4][4], const Query& q, const uint8_t* scalars, int g, int row,
+  __device__ static __forceinline__ void add_scores(const Scores& from, const Query& q, const uint8_t* scalars, int g, int row,
                                                     float (&s)[NT][8]) {
+    const auto& c = from.c;
     const uint4 scales = *reinterpret_cast<const uint4*>(scalars + (g * 8 + row) * 16);
     uint4 biases{};
     if constexpr (kKeyAffine) biases = *reinterpret_cast<const uint4*>(scalars + ((kKeyGroups + g) * 8 + row) * 16);
@@ -92,8 +129,11 @@ struct CodedTile {
       const float2 bias = kKeyAffine ? scalar_pair<true>((&biases.x)[m]) : float2{0, 0};
 #pragma unroll
       for (int n = 0; n < NT; ++n) {
-        const float x0 = fmaf(__int_as_float(c[n][m][1]), 1 / kLowParts, __int_as_float(c[n][m][0]) - kBothMagic);
-        const float x1 = fmaf(__int_as_float(c[n][m][3]), 1 / kLowParts, __int_as_float(c[n][m][2]) - kBothMagic);
+        float x0 = whole(c[n][m][0], c[n][m][1]), x1 = whole(c[n][m][2], c[n][m][3]);
+        if constexpr (kKeyWide) {
+          x0 = fmaf(4.0f, whole(from.high[n][m][0], from.high[n][m][1]), x0);
+          x1 = fmaf(4.0f, whole(from.high[n][m][2], from.high[n][m][3]), x1);
+        }
         if constexpr (kKeyAffine) {
           const float y0 = fmaf(x0, scale.x, bias.x * q.sum[n][g]), y1 = fmaf(x1, scale.y, bias.y * q.sum[n][g]);
           s[n][2 * m] = g ? s[n][2 * m] + y0 : y0;
@@ -107,38 +147,47 @@ struct CodedTile {
   }
 
   /// Logits (base 2) of tokens 16 m + g + 8 half, at s[n][2 m + half].
-  __device__ static __forceinline__ void scores(const uint8_t* keys, const Decoder<K>& decoder, const Query& q, int lane,
+  __device__ static __forceinline__ void scores(const uint8_t* keys, const DecoderOf<K>& decoder, const Query& q, int lane,
                                                 float (&s)[NT][8]) {
     constexpr int kGroupSteps = kKeyAffine ? kAffineGroup / 32 : kSteps + 1;
     const uint8_t* const scalars = keys + code_bytes(K, D);
-    int c[NT][4][4];
-    reset(c, q);
-#pragma unroll
+    Scores sums;
+    auto& c = sums.c;
+    reset(sums, q);
+#pragma unroll(kKeyWide ? 1 : kSteps)
     for (int ks = 0; ks < kSteps; ++ks) {
 #pragma unroll
       for (int mp = 0; mp < 2; ++mp) {
-        uint32_t a[8];
-        decoder.decode(keys + (2 * ks + mp) * Decoder<K>::kUnitBytes, lane, a);
+        uint32_t a[8], high[8];
+        decode(decoder, keys + (2 * ks + mp) * kKeyUnit, lane, a, high);
 #pragma unroll
         for (int n = 0; n < NT; ++n) {
-          mma_codes<kKeyAffine, false>(c[n][2 * mp], a, q.bytes[n][2 * ks], q.bytes[n][2 * ks + 1]);
-          mma_codes<kKeyAffine, false>(c[n][2 * mp + 1], a + 4, q.bytes[n][2 * ks], q.bytes[n][2 * ks + 1]);
+          const uint32_t b0 = q.word(n, 2 * ks), b1 = q.word(n, 2 * ks + 1);
+          if constexpr (kKeyWide) {
+            mma_codes<false, false>(sums.high[n][2 * mp], high, b0, b1);
+            mma_codes<false, false>(sums.high[n][2 * mp + 1], high + 4, b0, b1);
+          }
+          mma_codes<kKeyAffine, false>(c[n][2 * mp], a, b0, b1);
+          mma_codes<kKeyAffine, false>(c[n][2 * mp + 1], a + 4, b0, b1);
         }
       }
       if (kKeyAffine && (ks + 1) % kGroupSteps == 0) {
-        add_scores(c, q, scalars, ks / kGroupSteps, lane >> 2, s);
-        reset(c, q);
+        add_scores(sums, q, scalars, ks / kGroupSteps, lane >> 2, s);
+        reset(sums, q);
       }
     }
     if constexpr (D % 32) {
-      uint32_t a[8];
-      decoder.decode(keys + 2 * kSteps * Decoder<K>::kUnitBytes, lane, a);
+      uint32_t a[8], high[8];
+      decode(decoder, keys + 2 * kSteps * kKeyUnit, lane, a, high);
 #pragma unroll
       for (int n = 0; n < NT; ++n)
 #pragma unroll
-        for (int m = 0; m < 4; ++m) mma_codes_half<kKeyAffine>(c[n][m], a + 2 * m, q.bytes[n][D / 16 - 1]);
+        for (int m = 0; m < 4; ++m) {
+          mma_codes_half<kKeyAffine>(c[n][m], a + 2 * m, q.word(n, D / 16 - 1));
+          if constexpr (kKeyWide) mma_codes_half<false>(sums.high[n][m], high + 2 * m, q.word(n, D / 16 - 1));
+        }
     }
-    if (!kKeyAffine || kSteps % kGroupSteps || D % 32) add_scores(c, q, scalars, kKeyGroups - 1, lane >> 2, s);
+    if (!kKeyAffine || kSteps % kGroupSteps || D % 32) add_scores(sums, q, scalars, kKeyGroups - 1, lane >> 2, s);
     if constexpr (kKeyAffine) {
 #pragma unroll
       for (int n = 0; n < NT; ++n)
@@ -226,17 +275,24 @@ struct CodedTile {
     }
   }
 
-  __device__ static __forceinline__ void outputs(const uint8_t* values, const Decoder<V>& decoder, const uint32_t (&b)[NT][kValueGroups][4],
-                                                 int lane, State& state) {
+  __device__ static __forceinline__ void outputs(const uint8_t* values, const DecoderOf<V>& decoder,
+                                                 const uint32_t (&b)[NT][kValueGroups][4], int lane, State& state) {
 #pragma unroll
     for (int md = 0; md < kUnits; ++md) {
       const int g = kValueGroups == 1 ? 0 : md * 16 / kAffineGroup;
-      uint32_t a[8];
-      decoder.decode(values + md * Decoder<V>::kUnitBytes, lane, a);
+      uint32_t a[8], high[8];
+      decode(decoder, values + md * kValueUnit, lane, a, high);
 #pragma unroll
       for (int n = 0; n < NT; ++n) {
         mma_codes<kValueAffine, !kValueAffine>(state.sums[n][md], a, b[n][g][0], b[n][g][1]);
         mma_codes<kValueAffine, !kValueAffine>(state.sums[n][md], a + 4, b[n][g][2], b[n][g][3]);
+        if constexpr (kValueWide) {
+          int sums[4] = {0, 0, 0, 0};
+          mma_codes<false, true>(sums, high, b[n][g][0], b[n][g][1]);
+          mma_codes<false, true>(sums, high + 4, b[n][g][2], b[n][g][3]);
+#pragma unroll
+          for (int i = 0; i < 4; ++i) state.sums[n][md][i] += 4 * sums[i];
+        }
       }
     }
   }

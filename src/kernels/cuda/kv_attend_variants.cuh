@@ -47,6 +47,22 @@ AttendVariant with_affine(Code code, const F& f) {
   }
 }
 
+/// Keys of 5 and 6 bits with values of 4 bits and more; in translation units of their own.
+template <int D>
+AttendVariant find_wide_variant(Code keys, Code values, AttendUse use) {
+  const auto with_values = [&]<Code K>() -> AttendVariant {
+    switch (values) {
+      case Code::turbo4: return pick_variant<D, K, Code::turbo4>(use);
+      case Code::turbo5: return pick_variant<D, K, Code::turbo5>(use);
+      case Code::turbo6:
+        if constexpr (K == Code::turbo6) return pick_variant<D, K, Code::turbo6>(use);
+        return {};
+      default: return {};
+    }
+  };
+  return keys == Code::turbo6 ? with_values.template operator()<Code::turbo6>() : with_values.template operator()<Code::turbo5>();
+}
+
 /// Keys and values of one family, of any widths.
 template <int D>
 AttendVariant find_variant(Code keys, Code values, AttendUse use) {

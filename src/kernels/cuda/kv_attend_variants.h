@@ -24,5 +24,11 @@ AttendVariant attend_variant_80(Code keys, Code values, AttendUse use);
 AttendVariant attend_variant_96(Code keys, Code values, AttendUse use);
 AttendVariant attend_variant_128(Code keys, Code values, AttendUse use);
 AttendVariant attend_variant_256(Code keys, Code values, AttendUse use);
+// Keys of 5 and 6 bits.
+AttendVariant attend_wide_variant_64(Code keys, Code values, AttendUse use);
+AttendVariant attend_wide_variant_80(Code keys, Code values, AttendUse use);
+AttendVariant attend_wide_variant_96(Code keys, Code values, AttendUse use);
+AttendVariant attend_wide_variant_128(Code keys, Code values, AttendUse use);
+AttendVariant attend_wide_variant_256(Code keys, Code values, AttendUse use);
 
 }  // namespace tersor::kernels::cuda

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <optional>
+#include <span>
 
 #include "codec/layout.h"
 #include "codec/rotation.h"
@@ -14,17 +15,31 @@ inline std::optional<Code> code_of(const codec::Codec& c) {
   if (!codec::Layout::fits_fragments(c)) return std::nullopt;
   const codec::Spec& spec = c.spec();
   if (spec.family == codec::Family::full) return Code::full;
-  if (spec.family == codec::Family::turboquant)
-    return spec.bits == 1 ? Code::turbo1 : spec.bits == 2 ? Code::turbo2 : spec.bits == 3 ? Code::turbo3 : Code::turbo4;
+  if (spec.family == codec::Family::turboquant) return static_cast<Code>(static_cast<int>(Code::turbo1) + spec.bits - 1);
   if (spec.group != kAffineGroup) return std::nullopt;
   return spec.bits == 2 ? Code::affine2 : spec.bits == 4 ? Code::affine4 : Code::affine8;
+}
+
+/// Parts of five- and six-bit levels. Six bits: a high part for eight levels, so that low parts are spread around zero; five bits: low
+/// parts from 0 to 3. Both fit a byte: eight neighbours span at most 230 of a grid of 511.
+inline void set_wide_levels(std::span<const int16_t> grid, Levels& levels) {
+  const size_t count = grid.size() / 2, shared = grid.size() == 64 ? 8 : 1;
+  const auto whole = [&](size_t i) { return (grid[count + i] - 1) / 2; };
+  for (size_t i = 0; i < count; ++i) {
+    const int middle = shared == 1 ? whole(i) : (whole(i / 8 * 8) + whole(i / 8 * 8 + 7)) / 2;
+    const int high = (middle + 2) / 4 - 1, low = whole(i) - 4 * high - 2;
+    levels.high[i / shared] = static_cast<int8_t>(high), levels.u[i] = static_cast<int8_t>(low);
+  }
 }
 
 inline Levels levels_of(const codec::Codec& c) {
   Levels levels;
   if (c.family() != codec::Family::turboquant) return levels;
   levels.step = c.grid_step();
-  for (size_t i = 0; i < c.grid().size(); ++i) levels.u[i] = static_cast<int8_t>((c.grid()[i] - 1) >> 1);
+  if (c.spec().bits > 4)
+    set_wide_levels(c.grid(), levels);
+  else
+    for (size_t i = 0; i < c.grid().size(); ++i) levels.u[i] = static_cast<int8_t>((c.grid()[i] - 1) >> 1);
   return levels;
 }
 

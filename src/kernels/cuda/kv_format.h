@@ -3,7 +3,7 @@
 
 #include <cstdint>
 
-#include "codec/fragment.h"
+#include "codec/fragment_wide.h"
 
 namespace tersor::kernels::cuda {
 
@@ -12,10 +12,12 @@ inline constexpr int kMaxHeadDim = 256, kMaxCore = 20;
 enum class Number : uint8_t { f16, bf16, f32 };
 
 /// How one side (keys or values) of a tile stores numbers.
-enum class Code : uint8_t { full, turbo1, turbo2, turbo3, turbo4, affine2, affine4, affine8 };
+enum class Code : uint8_t { full, turbo1, turbo2, turbo3, turbo4, turbo5, turbo6, affine2, affine4, affine8 };
 inline constexpr int kAffineGroup = 64;  // the one group size there are affine kernels for
 
 constexpr bool is_affine(Code c) { return c >= Code::affine2; }
+/// Turboquant's 5 and 6 bits, whose levels take more than a byte.
+constexpr bool is_wide(Code c) { return c == Code::turbo5 || c == Code::turbo6; }
 constexpr codec::Packing packing_of(Code c) {
   switch (c) {
     case Code::turbo1: return codec::Packing::sign1;
@@ -27,9 +29,11 @@ constexpr codec::Packing packing_of(Code c) {
     default: return codec::Packing::mirror4;
   }
 }
+constexpr codec::FragmentCode form_of(Code c) { return {packing_of(c), c == Code::turbo6 ? 2 : c == Code::turbo5 ? 1 : 0}; }
+constexpr int code_bits(Code c) { return form_of(c).bits(); }
 constexpr int scalar_groups(Code c, int dim) { return is_affine(c) ? (dim + kAffineGroup - 1) / kAffineGroup : 1; }
 constexpr int scalar_rows(Code c, int dim) { return is_affine(c) ? 2 * scalar_groups(c, dim) : 1; }
-constexpr int code_bytes(Code c, int dim) { return dim * 8 * codec::packing_bits(packing_of(c)); }
+constexpr int code_bytes(Code c, int dim) { return dim * 8 * code_bits(c); }
 constexpr int scalar_bytes(Code c, int dim) { return scalar_rows(c, dim) * codec::kFragmentTokens * 2; }
 /// Bytes of a tile's keys or values.
 constexpr int side_bytes(Code c, int dim) {
@@ -44,9 +48,10 @@ struct RotationBits {
   int core_order = 1;
 };
 
-/// turboquant: level i is worth (2 u[i] + 1) * step.
+/// turboquant: level i is worth (2 u[i] + 1) * step. Of 5 and 6 bits, u has the low parts of the positive levels and `high` their high
+/// parts, of every level or of eight at a time: a level is (2 (u + 4 high + 2) + 1) * step, and minus turns all bits of both.
 struct Levels {
-  int8_t u[16] = {};
+  int8_t u[32] = {}, high[16] = {};
   float step = 0;
 };
 

@@ -24,6 +24,7 @@ Launch prefill_any(PrefillParams& params, Code keys, Code values, int dim) {
   const AttendParams& p = params.attend;
   Launch launch;
   if ((keys == Code::full) != (values == Code::full) || is_affine(keys) != is_affine(values)) return launch;
+  if (is_wide(keys) ? values < Code::turbo4 : is_wide(values)) return launch;
   // bfloat16 operands would take digits from wider queries.
   if (keys == Code::full && p.full_type == Number::bf16 && p.queries.type != Number::bf16) return launch;
   const PrefillVariant variant = variant_for(keys, p.full_type, dim);

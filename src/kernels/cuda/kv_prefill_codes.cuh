@@ -7,22 +7,27 @@
 namespace tersor::kernels::cuda {
 
 // Exponents, in the scalars' own bias of 40, from which on a tile's numbers are relative to its largest; and where these come to lie.
-inline constexpr int kLeastExponent = 22, kNormUnit = 47, kAffineUnit = 52;
+inline constexpr int kLeastExponent = 22, kAffineUnit = 52;
+/// What the largest norm's exponent becomes in 16 bits: norms times levels are below 2^15, wide codes' levels below 2^9.
+constexpr int norm_exponent(Code c) { return is_wide(c) ? 20 : kLeastExponent; }
+constexpr int norm_unit(Code c) { return norm_exponent(c) + 25; }
 
 __device__ __forceinline__ __half2 half2_of(uint32_t bits) { return *reinterpret_cast<const __half2*>(&bits); }
 __device__ __forceinline__ uint32_t bits_of(__half2 x) { return *reinterpret_cast<const uint32_t*>(&x); }
 
-/// Four codes: turboquant's levels u + 1/2 as the low and the high bytes of 16-bit floats, affine codes as they are in `low`.
+/// Four codes: turboquant's levels u + 1/2 as the low and the high bytes of 16-bit floats, or of wide codes their parts, 128 added; affine
+/// codes as they are in `low`.
 struct FourCodes {
   uint32_t low, high;
 };
+inline constexpr float kHalfLevel = 2.5f;
 /// Places of two codes among four.
 enum class Places : int { first = 0x10, second = 0x32, even = 0x20, odd = 0x31 };
 
 /// Turns a unit's words into its eight registers of four codes.
 template <Code C>
 struct NumberDecoder {
-  static constexpr int kWords = codec::packing_words(packing_of(C));
+  static constexpr int kWords = form_of(C).words();
   uint32_t low[2] = {}, high[2] = {};  // tables of eight bytes
 
   __device__ explicit NumberDecoder(const Levels& levels) {
@@ -57,14 +62,29 @@ struct NumberDecoder {
       const uint32_t selectors = w[0] >> (r >> 1) & 0x11111111u;
       return look_up(r & 1 ? selectors >> 16 : selectors, 0);
     } else {
-      constexpr int kBits = codec::packing_bits(packing_of(C)), kFields = 8 / kBits;
+      constexpr int kBits = code_bits(C), kFields = 8 / kBits;
       constexpr uint32_t kMask = 0x01010101u * ((1u << kBits) - 1);
       return {kFields == 1 ? w[r] : w[r / kFields] >> (kBits * (r % kFields)) & kMask, 0};
     }
   }
 };
 
-/// Two of four codes as numbers: level * scale, or code * scale + bias.
+/// The same for wide codes.
+template <Code C>
+struct WideNumberDecoder {
+  static constexpr int kWords = form_of(C).words();
+  WideDecoder<C> decoder;
+  __device__ explicit WideNumberDecoder(const Levels& levels) : decoder(levels) {}
+  __device__ __forceinline__ FourCodes at(const uint32_t (&w)[kWords], int r) const {
+    uint32_t a[2], b[2];
+    decoder.decode_word(w, r >> 1, a[0], b[0], a[1], b[1]);  // the other register's half is left out where it is not used
+    return {a[r & 1] ^ 0x80808080u, b[r & 1] ^ 0x80808080u};
+  }
+};
+template <Code C>
+using NumbersOf = std::conditional_t<is_wide(C), WideNumberDecoder<C>, NumberDecoder<C>>;
+
+/// Two of four codes as numbers: level * scale, or code * scale + bias; of wide codes bias is kHalfLevel * scale.
 template <Code C, Places kPlaces>
 __device__ __forceinline__ uint32_t numbers_of(const FourCodes& codes, __half2 scale, __half2 bias) {
   constexpr int kFirst = static_cast<int>(kPlaces) & 3, kSecond = static_cast<int>(kPlaces) >> 4;
@@ -72,9 +92,19 @@ __device__ __forceinline__ uint32_t numbers_of(const FourCodes& codes, __half2 s
   if constexpr (is_affine(C)) {
     const __half2 code = __hadd2(half2_of(permute(codes.low, 0x64646464u, kSelector)), __float2half2_rn(-1024.0f));
     return bits_of(__hfma2(code, scale, bias));
+  } else if constexpr (is_wide(C)) {
+    // Bytes x + 128 read as 1152 + x. Everything up to low + 4 high is whole and exact; levels are 2.5 more.
+    const __half2 low = half2_of(permute(codes.low, 0x64646464u, kSelector)), high = half2_of(permute(codes.high, 0x64646464u, kSelector));
+    const __half2 whole = __hadd2(__hfma2(high, __float2half2_rn(4.0f), __float2half2_rn(-5.0f * 1152)), low);
+    return bits_of(__hfma2(whole, scale, bias));
   } else {
     return bits_of(__hmul2(half2_of(permute(codes.low, codes.high, kSelector | kFirst << 4 | kSecond << 12)), scale));
   }
+}
+
+template <Code C>
+__device__ __forceinline__ void set_biases(__half2 scale0, __half2 scale1, __half2& bias0, __half2& bias1) {
+  if constexpr (is_wide(C)) bias0 = __hmul2(scale0, __float2half2_rn(kHalfLevel)), bias1 = __hmul2(scale1, __float2half2_rn(kHalfLevel));
 }
 
 __device__ __forceinline__ unsigned larger_half(uint32_t w) { return max(w & 0xffffu, w >> 16); }
@@ -83,7 +113,7 @@ __device__ __forceinline__ uint32_t larger_halves(uint32_t a, uint32_t b, uint32
 /// Two norms' bits (codec/scalar.h) as 16-bit floats relative to an exponent, whose floor both halves of `floor` hold; those 2^22 below it
 /// become zero.
 __device__ __forceinline__ uint32_t norms_relative(uint32_t w, uint32_t floor) { return larger_halves(w, floor) - floor; }
-__device__ __forceinline__ uint32_t floor_of(int top) { return static_cast<uint32_t>(top - kLeastExponent) * 0x04000400u; }
+__device__ __forceinline__ uint32_t floor_of(Code c, int top) { return static_cast<uint32_t>(top - norm_exponent(c)) * 0x04000400u; }
 /// Largest exponent of affine numbers whose largest scales and biases these are.
 __device__ __forceinline__ int exponent_of(uint32_t scales, uint32_t biases, int bits) {
   return max(static_cast<int>(larger_half(scales) >> 9) + bits, static_cast<int>(larger_half(biases) >> 9));
@@ -97,7 +127,7 @@ template <int D, Code C>
 struct KeyCodes {
   static constexpr bool kAffine = is_affine(C);
   static constexpr int kSteps = D / 32, kUnits = kSteps + (D % 32 != 0);
-  static constexpr int kWords = NumberDecoder<C>::kWords, kGroups = scalar_groups(C, D);
+  static constexpr int kWords = NumbersOf<C>::kWords, kGroups = scalar_groups(C, D);
   uint32_t words[kUnits][kWords];
   uint2 scalars[scalar_rows(C, D)];  // [m][half]
 
@@ -127,11 +157,11 @@ struct KeyCodes {
       scales = larger_halves(scales, scalars[g].x & 0x7fff7fffu, scalars[g].y & 0x7fff7fffu);
       if constexpr (kAffine) biases = larger_halves(biases, scalars[kGroups + g].x & 0x7fff7fffu, scalars[kGroups + g].y & 0x7fff7fffu);
     }
-    return warp_top(exponent_of(scales, biases, codec::packing_bits(packing_of(C))));
+    return warp_top(exponent_of(scales, biases, code_bits(C)));
   }
   /// Scale and bias of token 16 m + 8 half in both halves, of a group of dimensions.
   __device__ __forceinline__ void prepare(int top, int group, __half2 (&scale)[4], __half2 (&bias)[4]) const {
-    const uint32_t floor = floor_of(top);
+    const uint32_t floor = floor_of(C, top);
 #pragma unroll
     for (int m = 0; m < 2; ++m) {
       const uint32_t w = m ? scalars[group].y : scalars[group].x;
@@ -143,12 +173,13 @@ struct KeyCodes {
       } else {
         const uint32_t norms = norms_relative(w, floor);
         scale[2 * m] = half2_of(permute(norms, 0, 0x1010)), scale[2 * m + 1] = half2_of(permute(norms, 0, 0x3232));
+        set_biases<C>(scale[2 * m], scale[2 * m + 1], bias[2 * m], bias[2 * m + 1]);
       }
     }
   }
   /// Returns what stored numbers are to be multiplied with.
   template <class S>
-  __device__ __forceinline__ float store(uint32_t keys, const NumberDecoder<C>& decoder, const Levels& levels, int which, int lane) const {
+  __device__ __forceinline__ float store(uint32_t keys, const NumbersOf<C>& decoder, const Levels& levels, int which, int lane) const {
     __half2 scale[4], bias[4];
     const int top = exponent(), g = lane >> 2, t = lane & 3;
     const uint32_t row = keys + ((g >> 1) + 4 * which) * S::kKeyRows + (g & 1) * 16;
@@ -171,7 +202,7 @@ struct KeyCodes {
         }
       }
     }
-    return kAffine ? power_of_two(top - kAffineUnit) : power_of_two(top - kNormUnit) * (2 * levels.step);
+    return kAffine ? power_of_two(top - kAffineUnit) : power_of_two(top - norm_unit(C)) * (2 * levels.step);
   }
 };
 
@@ -180,8 +211,8 @@ struct KeyCodes {
 template <int D, Code C>
 struct ValueCodes {
   static constexpr bool kAffine = is_affine(C);
-  static constexpr int kBlocks = D / 16, kMine = (kBlocks + 1) / 2, kWords = NumberDecoder<C>::kWords, kGroups = scalar_groups(C, D);
-  static constexpr int kUnit = kAffine ? kAffineUnit : kNormUnit;
+  static constexpr int kBlocks = D / 16, kMine = (kBlocks + 1) / 2, kWords = NumbersOf<C>::kWords, kGroups = scalar_groups(C, D);
+  static constexpr int kUnit = kAffine ? kAffineUnit : norm_unit(C);
   uint32_t words[kMine][kWords];
   uint4 scalars[scalar_rows(C, D)][2];  // of tokens 2 t and 2 t + 1: [m][half]
 
@@ -218,7 +249,7 @@ struct ValueCodes {
         uint32_t& m = most[kAffine && r >= kGroups];
         m = larger_halves(larger_halves(m, w.x & kSign, w.y & kSign), w.z & kSign, w.w & kSign);
       }
-    if constexpr (kAffine) return warp_top(exponent_of(most[0], most[1], codec::packing_bits(packing_of(C))));
+    if constexpr (kAffine) return warp_top(exponent_of(most[0], most[1], code_bits(C)));
     return warp_top(static_cast<int>(larger_half(most[0]) >> 10));
   }
   /// Scales and biases of the pairs of tokens 16 m + 8 half + 2 t + {0, 1}, relative to an exponent.
@@ -233,13 +264,14 @@ struct ValueCodes {
         scale[m][0] = __floats2half2_rn(x0.x * unit, x1.x * unit), scale[m][1] = __floats2half2_rn(x0.y * unit, x1.y * unit);
         bias[m][0] = __floats2half2_rn(y0.x * unit, y1.x * unit), bias[m][1] = __floats2half2_rn(y0.y * unit, y1.y * unit);
       } else {
-        const uint32_t floor = floor_of(top), w0 = norms_relative(s0, floor), w1 = norms_relative(s1, floor);
+        const uint32_t floor = floor_of(C, top), w0 = norms_relative(s0, floor), w1 = norms_relative(s1, floor);
         scale[m][0] = half2_of(permute(w0, w1, 0x5410)), scale[m][1] = half2_of(permute(w0, w1, 0x7632));
+        set_biases<C>(scale[m][0], scale[m][1], bias[m][0], bias[m][1]);
       }
     }
   }
   template <class S>
-  __device__ __forceinline__ void store(uint32_t values, const NumberDecoder<C>& decoder, int top, int which, int lane) const {
+  __device__ __forceinline__ void store(uint32_t values, const NumbersOf<C>& decoder, int top, int which, int lane) const {
     const int g = lane >> 2, t = lane & 3;
     const uint32_t row = values + t * kCoreStride + g * 16;
     __half2 scale[4][2], bias[4][2];

@@ -92,7 +92,7 @@ struct Decoding {
   __device__ __forceinline__ void codes(TileWalk& walk, int tile_bytes, int offset) {
     using Tile = std::conditional_t<kSide == 0, KeyCodes<S::D, C>, ValueCodes<S::D, C>>;
     const Levels& levels = kSide == 0 ? p.key_levels : p.value_levels;
-    const NumberDecoder<C> decoder(levels);
+    const NumbersOf<C> decoder(levels);
     const uint8_t* const from = tile_of(walk, tile_bytes) + offset;
     const int tokens = walk.tokens();
     Tile tile;
@@ -154,7 +154,11 @@ struct Decoding {
     });
   }
   __device__ __forceinline__ void codes_of(TileWalk& walk, Code code, int bytes, int offset) {
-    if constexpr (S::kKind == PrefillKind::turboquant) {
+    if constexpr (S::kKind == PrefillKind::wide) {
+      if (code == Code::turbo6) return codes<Code::turbo6>(walk, bytes, offset);
+      if (code == Code::turbo5) return codes<Code::turbo5>(walk, bytes, offset);
+      return codes<Code::turbo4>(walk, bytes, offset);
+    } else if constexpr (S::kKind == PrefillKind::turboquant) {
       if (code == Code::turbo4) return codes<Code::turbo4>(walk, bytes, offset);
       if (code == Code::turbo3) return codes<Code::turbo3>(walk, bytes, offset);
       if (code == Code::turbo2) return codes<Code::turbo2>(walk, bytes, offset);
@@ -265,8 +269,8 @@ __global__ void __launch_bounds__(S::kThreads, 1) prefill_kernel(const __grid_co
   }
   __syncthreads();
   wait_for_earlier();
-  constexpr bool kAffine = S::kKind == PrefillKind::affine;
-  constexpr int kConsumerRegisters = kAffine ? 184 : 192, kProducerRegisters = kAffine ? 72 : 64;
+  constexpr bool kMore = S::kKind == PrefillKind::affine || S::kKind == PrefillKind::wide;
+  constexpr int kConsumerRegisters = kMore ? 184 : 192, kProducerRegisters = kMore ? 72 : 64;
   if (warp >= S::kConsumers / 32) {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kProducerRegisters));
     const int part = warp - S::kConsumers / 32;

@@ -20,7 +20,8 @@ namespace tersor::kernels::cuda {
 inline constexpr int kPrefillTokens = 64;  // of a tile
 
 /// What a kernel is made for. Kinds of codes have kernels of their own, because the compiler shares out registers over all of a kernel.
-enum class PrefillKind { full, turboquant, affine };
+/// wide: turboquant with 5 or 6 bits on a side.
+enum class PrefillKind { full, turboquant, wide, affine };
 
 template <int D_, class T_, PrefillKind kKind_>
 struct PrefillShape {

@@ -36,7 +36,7 @@ void describe(AppendParams& p, const KvTarget& target) {
 kernels::cuda::AppendTurn turn_of(const KvAppendCall& call, const std::vector<mx::array>& inputs, mx::array& out) {
   const KvTurn& from = *call.turn;
   const RowShape& shape = from.queries;
-  size_t next = 2 + call.targets.size();
+  size_t next = 2 + call.targets.size() + (call.centred ? 1 : 0);
   kernels::cuda::AppendTurn turn;
   turn.queries = rows_on_device(inputs[next++], shape);
   const mx::array& inv_freq = inputs[next++];
@@ -64,6 +64,7 @@ void kv_append(mx::Stream stream, const KvAppendCall& call, const std::vector<mx
   p.rows[0] = rows_on_device(inputs[0], call.keys), p.rows[1] = rows_on_device(inputs[1], call.values);
   for (const KvTarget& target : call.targets) describe(p, target);
   p.tokens = static_cast<int>(call.keys.tokens);
+  if (call.centred) p.centre = mx::gpu_ptr<float>(inputs[2 + call.targets.size()]);
   if (call.turn) {
     allocate(outputs.back());
     p.turn = turn_of(call, inputs, outputs.back());

@@ -1,0 +1,7 @@
+#include "kernels/cuda/kv_attend_variants.cuh"
+
+namespace tersor::kernels::cuda {
+
+AttendVariant attend_wide_variant_64(Code keys, Code values, AttendUse use) { return find_wide_variant<64>(keys, values, use); }
+
+}  // namespace tersor::kernels::cuda
