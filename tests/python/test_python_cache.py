@@ -5,6 +5,7 @@ import gc
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import mlx.core as mx
@@ -477,3 +478,38 @@ def test_examples_run(example, build_dir, smollm2, tmp_path):
         timeout=300,
     )
     assert done.returncode == 0 and done.stdout.strip(), done.stderr
+
+
+def attention_seconds(cache, k, v, q, steps=12):
+    """The fastest of some decode steps over a filled cache."""
+    cache.update_and_fetch(k, v)
+    mx.eval(cache.state)
+    best = float("inf")
+    for _ in range(steps):
+        begin = time.perf_counter()
+        keys, values = cache.update_and_fetch(k[:, :, :1], v[:, :, :1])
+        mx.eval(mx.fast.scaled_dot_product_attention(q, keys, values, scale=0.125, mask=None))
+        best = min(best, time.perf_counter() - begin)
+    return best
+
+
+def test_o01_a_smaller_cache_is_attended_faster(llama):
+    k, v, q = (mx.random.normal((1, heads, length, 64)) for heads, length in ((3, 4096), (3, 4096), (9, 1)))
+    mx.eval(k, v, q)
+    plain = attention_seconds(make_prompt_cache(llama)[0], k, v, q)
+    for kv in ("turboquant:2", "turboquant:3", "turboquant:4", "affine:4", "affine:8"):
+        assert attention_seconds(ts.make_cache(llama, kv)[0], k, v, q) < plain, kv
+
+
+def test_o11_memory_of_large_heads_grows_with_the_context_alone(llama):
+    peaks = []
+    for length in (1024, 2048, 4096):
+        k, q = mx.random.normal((1, 2, length, 256)), mx.random.normal((1, 8, 256, 256))
+        cache = ts.make_cache(llama, "turboquant:4")[0]
+        _, v = cache.update_and_fetch(k, k)
+        mx.eval(cache.state, q)
+        start = mx.get_active_memory()
+        mx.reset_peak_memory()
+        mx.eval(cache.attend(q, v, scale=0.06, mask="causal"))
+        peaks.append(mx.get_peak_memory() - start)
+    assert peaks[2] <= 2 * peaks[0] + (1 << 20)  # scores of 8 heads x 256 rows x 4096 columns would be 33 MB
