@@ -178,7 +178,6 @@ class Report:
     decisions: List[LayerDecision]
     _model: object = field(repr=False, default=None)
     _before: object = field(repr=False, default=None)
-    _installed: object = field(repr=False, default=None)
     restored: bool = False
 
     @property
@@ -246,10 +245,6 @@ def explain(report: Report) -> str:
     return "\n".join(lines)
 
 
-def _native_maker(model):
-    return lambda: mlx_cache.make_prompt_cache(model)
-
-
 def _require_any(plan: Plan, model) -> None:
     if not plan.compressed:
         raise NothingCompressed(
@@ -288,7 +283,7 @@ def make_cache(
     register()
     if attached(model) is not None:
         raise Error("the model is attached already, so that its own make_cache gives compressed caches; restore it first")
-    plan = Plan(model, settings, _native_maker(model))
+    plan = Plan(model, settings, _own_make_cache(model))
     if not fallback:
         _require_any(plan, model)
     return plan.make(hold=True)
@@ -328,19 +323,17 @@ def attach(
     with _lock:
         if attached(model) is not None:
             raise Error("the model is attached already; call restore() of its report first")
-        plan = Plan(model, settings, _native_maker(model))
+        plan = Plan(model, settings, _own_make_cache(model))
         if not plan.compressed:
             if not fallback:
                 _require_any(plan, model)
             return Report(_model_name(model), str(settings), plan.decisions)
         before = vars(model).get("make_cache", _ABSENT)
-        native_make = _bound_native(model)
-        plan._native_make = native_make
 
         def make_cache():
             return plan.make(hold=False)
 
-        report = Report(_model_name(model), str(settings), plan.decisions, model, before, make_cache)
+        report = Report(_model_name(model), str(settings), plan.decisions, model, before)
         attention.acquire()
         model.make_cache = make_cache
         _attached[id(model)] = report
@@ -353,8 +346,8 @@ def attached(model) -> Optional[Report]:
     return report if report is not None and report._model is model else None
 
 
-def _bound_native(model):
-    """The model's own way to make caches, which our make_cache will shadow."""
+def _own_make_cache(model):
+    """The model's own way to make one prompt's caches, also after ours has come before it."""
     own = getattr(model, "make_cache", None)
     if own is not None:
         return own
