@@ -25,7 +25,7 @@ _LAZY = {
     "NothingCompressed": "attachment",
     "Report": "attachment",
     "BypassedCache": "kv_cache",
-    "TersorKVCache": "kv_cache",
+    "TersorKVCache": "batch_cache",
     "TersorBatchKVCache": "batch_cache",
     "Unsupported": "attention",
     "attend": "codec",

@@ -219,3 +219,6 @@ class TersorBatchKVCache:
         batch = cls.__new__(cls)
         batch.state = state
         return batch
+
+
+TersorKVCache.batch_class = TersorBatchKVCache

@@ -66,6 +66,8 @@ class TersorKVCache:
     (window, sinks, skipped layers) is stored in the keys' type.
     """
 
+    batch_class = None  # TersorBatchKVCache, which knows this class; not the other way round
+
     def __init__(self, settings: Settings, layer: int = 0, full: bool = False, siblings: Optional[Siblings] = None):
         self._settings = settings
         self._layer = layer
@@ -160,9 +162,7 @@ class TersorKVCache:
 
     @classmethod
     def merge(cls, caches):
-        from .batch_cache import TersorBatchKVCache
-
-        return TersorBatchKVCache.merge(caches)
+        return cls.batch_class.merge(caches)
 
     def choices(self) -> list:
         """What runs, and why."""
