@@ -351,6 +351,8 @@ def _own_make_cache(model):
     own = getattr(model, "make_cache", None)
     if own is not None:
         return own
+    if not hasattr(model, "layers"):
+        raise Error(f"a {type(model).__name__} is no language model of mlx_lm: it has neither make_cache nor layers")
     layers = len(model.layers)
     return lambda: [mlx_cache.KVCache() for _ in range(layers)]
 

@@ -133,6 +133,12 @@ def test_bad_arguments_are_one_line_and_change_nothing(llama, arguments, message
     assert ts.attached(llama) is None
 
 
+def test_what_is_no_model_is_refused():
+    for thing in (None, object()):
+        with pytest.raises(ts.Error, match="no language model"):
+            ts.attach(thing, "affine:8")
+
+
 def test_caches_of_a_restored_model_say_so(llama):
     with ts.attach(llama, "affine:8"):
         cache = make_prompt_cache(llama)
