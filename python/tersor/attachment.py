@@ -144,7 +144,7 @@ class Plan:
         for place in self.replaced:
             cache = TersorKVCache(self.settings, self.order[place], place in self.skipped, siblings)
             if hold:
-                attention.hold_for(cache)
+                cache.hold()
             fresh[place] = cache
         return put(self._native_make(), fresh)
 
@@ -334,6 +334,7 @@ def attach(
             return plan.make(hold=False)
 
         report = Report(_model_name(model), str(settings), plan.decisions, model, before)
+        make_cache.report = report  # lives as long as the model is attached, also where nobody keeps it
         attention.acquire()
         model.make_cache = make_cache
         _attached[id(model)] = report

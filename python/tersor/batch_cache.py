@@ -124,7 +124,7 @@ class TersorBatchKVCache:
         return mx.array([longest - row.offset for row in self._rows], dtype=mx.int32)
 
     def size(self) -> int:
-        return max(row.offset for row in self._rows)
+        return max((row.offset for row in self._rows), default=0)
 
     def empty(self) -> bool:
         return all(row.empty() for row in self._rows)

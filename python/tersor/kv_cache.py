@@ -67,6 +67,7 @@ class TersorKVCache:
     """
 
     batch_class = None  # TersorBatchKVCache, which knows this class; not the other way round
+    _held = False  # keeps attention over stored keys possible, and so do its copies
 
     def __init__(self, settings: Settings, layer: int = 0, full: bool = False, siblings: Optional[Siblings] = None):
         self._settings = settings
@@ -80,6 +81,12 @@ class TersorKVCache:
         self._siblings = siblings
         if siblings is not None:
             siblings.add(self)
+
+    def hold(self) -> None:
+        """Keeps attention over stored keys possible for as long as this cache or a copy of it lives, whatever is restored."""
+        if not self._held:
+            self._held = True
+            attention.hold_for(self)
 
     # What the dispatcher and the handles ask for.
 
@@ -173,6 +180,8 @@ class TersorKVCache:
     def _twin(self, cache, siblings: Optional[Siblings] = None) -> "TersorKVCache":
         other = TersorKVCache(self._settings, self._layer, self._full, siblings)
         other._cache, other._dtype = cache, self._dtype
+        if self._held:
+            other.hold()
         return other
 
     def copy(self, siblings: Optional[Siblings] = None) -> "TersorKVCache":
@@ -223,5 +232,5 @@ class TersorKVCache:
         cache = cls.__new__(cls)
         cache.state = state
         if not attention.installed():
-            attention.hold_for(cache)
+            cache.hold()
         return cache

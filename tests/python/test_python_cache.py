@@ -146,6 +146,42 @@ def test_caches_of_a_restored_model_say_so(llama):
         step(llama, ids(3), cache)
 
 
+def test_copies_outlive_the_caches_they_are_of(llama):
+    def after(make):
+        """Logits of a step of what is made of a prompt's caches, which are gone by then."""
+        cache = ts.make_cache(llama, "affine:8")
+        step(llama, ids(6), cache)
+        made = make(cache)
+        del cache
+        gc.collect()
+        return step(llama, ids(1), made)
+
+    expected = after(lambda cache: cache)
+    for make in (
+        copy.deepcopy,
+        lambda cache: [c.merge([c]) for c in cache],
+        lambda cache: [c.merge([c]).extract(0) for c in cache],
+        lambda cache: copy.deepcopy([c.merge([c]) for c in cache]),
+    ):
+        assert mx.array_equal(after(make), expected)
+
+
+def test_a_report_that_nobody_keeps_lives_with_the_model(llama):
+    ts.attach(llama, "affine:8")
+    gc.collect()
+    assert len(ts.attached(llama).replaced) == 4
+    with pytest.raises(ts.Error, match="attached already"):
+        ts.attach(llama, "affine:4")
+    ts.attached(llama).restore()
+    assert not isinstance(make_prompt_cache(llama)[0], ts.TersorKVCache)
+
+
+def test_a_batch_without_sequences_is_empty(llama):
+    batch = ts.TersorBatchKVCache.merge([ts.make_cache(llama, "affine:8")[0]])
+    batch.filter([])
+    assert batch.empty() and batch.size() == 0 and batch.nbytes == 0
+
+
 def test_compiled_callers_are_refused(llama):
     cache = ts.make_cache(llama, "affine:8")
     with pytest.raises(ts.Error, match="mx.compile"):
