@@ -291,9 +291,8 @@ LayerCache LayerCache::copy() const {
   LayerCache other;
   other.state_ = std::make_unique<State>(*state_);
   State& s = *other.state_;
-  // A real operation on an array that stays alive: MLX's copy would share the memory that append writes in place.
   std::vector<mx::array> fresh;
-  const auto duplicate = [&fresh](ops::KvSlab& slab) { fresh.push_back(slab.data = mx::bitwise_or(slab.data, mx::array(0, mx::uint8))); };
+  const auto duplicate = [&fresh](ops::KvSlab& slab) { fresh.push_back(slab.data = own_memory(slab.data)); };
   for (ops::KvSlab& slab : s.body) duplicate(slab);
   if (s.sink_slab) duplicate(*s.sink_slab);
   if (s.recent) duplicate(*s.recent);

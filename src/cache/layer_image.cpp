@@ -76,14 +76,7 @@ Json parsed(const std::string& text) {
   return header;
 }
 
-// An array with memory of its own: what the image's owner holds must not change when tokens are appended in place.
-mx::array own(const mx::array& data) {
-  mx::array fresh = mx::bitwise_or(data, mx::array(0, mx::uint8));
-  fresh.eval();
-  return fresh;
-}
-
-// One slab from its entry and its array.
+// One slab from its entry and its array, with memory of its own: what the image's owner holds must not change when tokens are appended.
 ops::KvSlab slab_of(const Json& entry, const mx::array& data, std::shared_ptr<const ops::KvFormat> format) {
   ops::KvSlab slab{std::move(format), data, number(entry, "capacity", 1, 2 * kMaxTokens), number(entry, "first", 0, kMaxTokens),
                    number(entry, "count", 0, kMaxTokens)};
@@ -91,15 +84,15 @@ ops::KvSlab slab_of(const Json& entry, const mx::array& data, std::shared_ptr<co
   if (slab.capacity % f.granularity() != 0 || slab.count > slab.capacity) fail("has a buffer whose sizes contradict each other");
   const mx::Shape shape{f.batch, f.heads, static_cast<int>(f.head_bytes(slab.capacity))};
   if (data.dtype() != mx::uint8 || data.shape() != shape) fail("has an array of another size than its header says");
-  slab.data = own(data);
+  slab.data = own_memory(data);
+  slab.data.eval();
   return slab;
 }
 
-void restore_centre(State& s, const Json& header, const mx::array& data) {
+void restore_centre(State& s, const mx::array& data) {
   const mx::Shape shape{s.shape.batch, s.shape.kv_heads, s.shape.key_dim};
-  if (header.value("centred", false) == false || data.dtype() != mx::float32 || data.shape() != shape)
-    fail("has an array of another size than its header says");
-  s.centre = mx::add(data, mx::array(0.0f));
+  if (data.dtype() != mx::float32 || data.shape() != shape) fail("has an array of another size than its header says");
+  s.centre = data;  // which nothing writes in place
   s.centre->eval();
 }
 
@@ -150,7 +143,7 @@ LayerCache LayerCache::from_image(const Image& image, ops::Policy policy, ops::P
     else
       fail("has a buffer of an unknown kind, " + kind);
   }
-  if (centred) restore_centre(s, header, image.arrays.back());
+  if (centred) restore_centre(s, image.arrays.back());
   check_slabs(s);
   if (s.tokens > 0 && s.keys.centre != 0 && !s.centre) fail("lacks the mean of its keys");
   return cache;

@@ -52,19 +52,6 @@ mx::array by_group(const mx::array& mask, int kv_heads, int group, mx::StreamOrD
   return mx::reshape(mask, {mask.shape(0), per_head ? kv_heads : 1, per_head ? group : 1, mask.shape(2), mask.shape(3)}, s);
 }
 
-// Numbers of a stored vector, keys' or values'.
-int key_width(const KvFormat& format) { return format.basis->key_map ? format.basis->key_map->out : format.keys.dim; }
-int value_width(const KvFormat& format) { return format.basis->value_map ? format.basis->value_map->in : format.values.dim; }
-
-// One chunk [begin, end) of a slab, a multiple of both block sizes but for its end, as float32 [B, H, end - begin, width].
-mx::array decode_chunk(const codec::Layout& layout, const KvBasis::Codecs& codecs, const mx::array& slab, size_t offset, int64_t begin,
-                       int64_t end, int width, mx::StreamOrDevice s) {
-  const size_t from = offset + begin / layout.block_tokens * layout.block_bytes, to = offset + layout.bytes(end);
-  const mx::array bytes = mx::slice(slab, {0, 0, to_int(from)}, {slab.shape(0), slab.shape(1), to_int(to)}, s);
-  const mx::array numbers = composed::decode_blocks(layout, codecs, bytes, width, s);
-  return mx::slice(numbers, {0, 0, 0, 0}, {numbers.shape(0), numbers.shape(1), to_int(end - begin), width}, s);
-}
-
 // [L, tokens] bool, or nothing when no row sees the chunk.
 std::optional<mx::array> chunk_visibility(const Call& call, const KvRead& read, int64_t begin, int64_t end, mx::StreamOrDevice s) {
   std::vector<int32_t> lows, highs;
@@ -149,10 +136,10 @@ void add_slab(const Call& call, const KvRead& read, Running& running, mx::Stream
     const auto visible = chunk_visibility(call, read, begin, end, s);
     if (!visible) continue;
     // One chunk after the other: the next one is not decoded before this one has been added.
-    const mx::array data = mx::depends({slab.data}, {running.output})[0];
-    const mx::array keys = decode_chunk(format.keys, format.basis->key_codecs, data, 0, begin, end, key_width(format), s);
-    const mx::array values = decode_chunk(format.values, format.basis->value_codecs, data, format.values_offset(slab.capacity), begin, end,
-                                          value_width(format), s);
+    KvSlab chunk = slab;
+    chunk.data = mx::depends({slab.data}, {running.output})[0];
+    const mx::array keys = composed::decode_tokens(chunk, codec::Role::keys, begin, end, s);
+    const mx::array values = composed::decode_tokens(chunk, codec::Role::values, begin, end, s);
     add_chunk(call, running, scores_of(call, keys, *visible, slab.first + begin, s), values, finite, s);
   }
 }
@@ -171,7 +158,7 @@ mx::array finish(const Call& call, const Running& running, const KvFormat& forma
   mx::array out = mx::divide(running.output, mx::where(nothing, mx::array(1.0f), running.sum, s), s);
   const int heads = call.kv_heads * call.group, dim = format.values.dim;
   if (format.basis->value_map) {
-    const mx::Shape rows{call.batch, call.kv_heads, call.group * call.rows, value_width(format)};
+    const mx::Shape rows{call.batch, call.kv_heads, call.group * call.rows, composed::stored_width(format, codec::Role::values)};
     out = mx::matmul(mx::reshape(out, rows, s), composed::map_matrix(*format.basis->value_map, call.kv_heads), s);
   }
   out = mx::reshape(out, {call.batch, heads, call.rows, dim}, s);
@@ -199,7 +186,7 @@ KvAttended kv_attend_composed(const mx::array& q, std::span<const KvRead> reads,
             std::nullopt,
             s};
   if (options.mask) call.mask = by_group(checked_mask(*options.mask, shape, total_tokens(reads), s), format.heads, group, s);
-  Running running = start(call, value_width(format), s);
+  Running running = start(call, composed::stored_width(format, codec::Role::values), s);
   for (const KvRead& read : reads) add_slab(call, read, running, s);
   if (options.sinks) add_sinks(call, running, s);
   const mx::array out = finish(call, running, format, q.dtype(), s);

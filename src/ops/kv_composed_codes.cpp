@@ -258,6 +258,24 @@ mx::array decode_part(const codec::Layout& part, const KvBasis::Codecs& codecs, 
 
 }  // namespace
 
+int stored_width(const KvFormat& format, codec::Role role) {
+  const KvBasis& basis = *format.basis;
+  if (role == codec::Role::keys) return basis.key_map ? basis.key_map->out : format.keys.dim;
+  return basis.value_map ? basis.value_map->in : format.values.dim;
+}
+
+mx::array decode_tokens(const KvSlab& slab, codec::Role role, int64_t begin, int64_t end, mx::StreamOrDevice s) {
+  const KvFormat& format = *slab.format;
+  const bool keys = role == codec::Role::keys;
+  const codec::Layout& layout = keys ? format.keys : format.values;
+  const int width = stored_width(format, role), heads = slab.data.shape(1), batch = slab.data.shape(0);
+  const size_t offset = keys ? 0 : format.values_offset(slab.capacity);
+  const auto from = static_cast<int>(offset + static_cast<size_t>(begin / layout.block_tokens) * layout.block_bytes);
+  const mx::array bytes = mx::slice(slab.data, {0, 0, from}, {batch, heads, static_cast<int>(offset + layout.bytes(end))}, s);
+  const mx::array numbers = decode_blocks(layout, keys ? format.basis->key_codecs : format.basis->value_codecs, bytes, width, s);
+  return mx::slice(numbers, {0, 0, 0, 0}, {batch, heads, static_cast<int>(end - begin), width}, s);
+}
+
 mx::array in_section(const mx::array& x, int begin, int width, mx::StreamOrDevice s) {
   if (begin == 0 && x.shape(3) == width) return x;
   return mx::pad(x, {{0, 0}, {0, 0}, {0, 0}, {begin, width - begin - x.shape(3)}}, mx::array(0.0f), "constant", s);

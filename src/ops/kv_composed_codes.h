@@ -40,6 +40,11 @@ mx::array decode_exponents(const mx::array& bytes, mx::StreamOrDevice s);
 /// codecs: one, or one a head.
 mx::array decode_blocks(const codec::Layout& layout, const KvBasis::Codecs& codecs, const mx::array& bytes, int width,
                         mx::StreamOrDevice s);
+/// Numbers of a stored vector in this role, of all slabs of a basis.
+int stored_width(const KvFormat& format, codec::Role role);
+/// The stored vectors of tokens [begin, end) of a slab in lanes, begin a multiple of its block size: float32 [B, H, end - begin,
+/// stored_width].
+mx::array decode_tokens(const KvSlab& slab, codec::Role role, int64_t begin, int64_t end, mx::StreamOrDevice s);
 /// x [B, H, tokens, n] as numbers begin ... of rows of `width`.
 mx::array in_section(const mx::array& x, int begin, int width, mx::StreamOrDevice s);
 
