@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 import shutil
 import tempfile
@@ -25,39 +24,6 @@ def _rope_scaling(config: dict):
     if config["linear_rope_factor"] != 1:
         return {"rope_type": "linear", "factor": config["linear_rope_factor"]}
     return None
-
-
-def _llama3_scaling(factors):
-    """A GGUF holds the divisors that Llama 3's rule gave. The rule's numbers are the same in every published model but for the factor."""
-    if not factors or all(f == 1 for f in factors):
-        return None
-    return {
-        "rope_type": "llama3",
-        "factor": max(factors),
-        "low_freq_factor": 1.0,
-        "high_freq_factor": 4.0,
-        "original_max_position_embeddings": 8192,
-    }
-
-
-def _check_scaling(scaling: dict, factors, config: dict) -> None:
-    """The divisors of Llama 3's rule must be those of the file: a rule with other numbers would give another model."""
-    dims, base = config["rotary_dims"], config["rope_theta"]
-    low = scaling["original_max_position_embeddings"] / scaling["low_freq_factor"]
-    high = scaling["original_max_position_embeddings"] / scaling["high_freq_factor"]
-    for i, factor in enumerate(factors):
-        wavelength = 2 * math.pi * base ** (2 * i / dims)
-        if wavelength < high:
-            expected = 1.0
-        elif wavelength > low:
-            expected = scaling["factor"]
-        else:
-            smooth = (scaling["original_max_position_embeddings"] / wavelength - scaling["low_freq_factor"]) / (
-                scaling["high_freq_factor"] - scaling["low_freq_factor"]
-            )
-            expected = 1 / ((1 - smooth) / scaling["factor"] + smooth)
-        if abs(factor - expected) > 1e-3 * expected:
-            raise Error("the file's rope_freqs do not follow Llama 3's rule, and mlx_lm has no other; it cannot be converted")
 
 
 def _config(config: dict, quantised: dict, tokenizer: dict) -> dict:
@@ -87,10 +53,7 @@ def _config(config: dict, quantised: dict, tokenizer: dict) -> dict:
     if config["sliding_window"]:
         result["sliding_window"] = config["sliding_window"]
         result["layer_types"] = ["sliding_attention"] * config["layers"]
-    scaling = _rope_scaling(config) or _llama3_scaling(config["rope_freq_factors"])
-    if scaling and config["rope_freq_factors"]:
-        _check_scaling(scaling, config["rope_freq_factors"], config)
-    if scaling:
+    if scaling := _rope_scaling(config):
         result["rope_scaling"] = scaling
     if quantised:
         most = max(quantised.values(), key=lambda how: sum(h == how for h in quantised.values()))

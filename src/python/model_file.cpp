@@ -5,7 +5,11 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
+#include <algorithm>
+#include <cmath>
+
 #include "bindings.h"
+#include "model/rope_frequencies.h"
 #include "tersor/model.h"
 
 namespace nb = nanobind;
@@ -17,6 +21,21 @@ namespace {
 
 nb::object or_none(const std::optional<int32_t>& id) { return id ? nb::cast(*id) : nb::none(); }
 
+// A GGUF holds the divisors that Llama 3's rule gave. The rule's numbers are the same in every published model but for the factor.
+std::optional<model::Config::Llama3Scaling> llama3_scaling_of(const model::Config& c) {
+  const auto& divisors = c.rope_freq_factors;
+  if (std::all_of(divisors.begin(), divisors.end(), [](float d) { return d == 1; })) return c.llama3_scaling;
+  model::Config by_rule = c;
+  by_rule.rope_freq_factors.clear();
+  by_rule.llama3_scaling = {*std::max_element(divisors.begin(), divisors.end()), 1, 4, 8192};
+  const auto found = model::rope_inverse_frequencies(c), expected = model::rope_inverse_frequencies(by_rule);
+  for (size_t i = 0; i < found.size(); ++i)
+    if (std::abs(found[i] - expected[i]) > 1e-3f * expected[i])
+      throw Error(
+          "the file's rope_freqs do not follow Llama 3's rule, and Hugging Face's configurations have no other; it cannot be converted");
+  return by_rule.llama3_scaling;
+}
+
 nb::dict config_of(const model::Config& c) {
   nb::dict config;
   config["family"] = c.family;
@@ -25,15 +44,14 @@ nb::dict config_of(const model::Config& c) {
   config["vocab"] = c.vocab, config["context"] = c.context;
   config["norm_eps"] = c.norm_eps, config["rope_theta"] = c.rope_theta;
   config["rotary_dims"] = c.rotary_dims, config["linear_rope_factor"] = c.linear_rope_factor;
-  config["rope_freq_factors"] = c.rope_freq_factors;
   config["tied_head"] = c.tied_head, config["qkv_bias"] = c.qkv_bias, config["o_bias"] = c.o_bias, config["mlp_bias"] = c.mlp_bias;
   config["sliding_window"] = c.sliding_window;
   config["activation"] = std::string(name_of(c.activation));
-  if (c.llama3_scaling) {
+  if (const auto llama3 = llama3_scaling_of(c)) {
     nb::dict scaling;
-    scaling["factor"] = c.llama3_scaling->factor;
-    scaling["low_freq_factor"] = c.llama3_scaling->low_freq_factor, scaling["high_freq_factor"] = c.llama3_scaling->high_freq_factor;
-    scaling["original_max_position_embeddings"] = c.llama3_scaling->original_context;
+    scaling["factor"] = llama3->factor;
+    scaling["low_freq_factor"] = llama3->low_freq_factor, scaling["high_freq_factor"] = llama3->high_freq_factor;
+    scaling["original_max_position_embeddings"] = llama3->original_context;
     config["llama3_scaling"] = scaling;
   }
   return config;

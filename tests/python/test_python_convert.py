@@ -111,3 +111,21 @@ def test_eval_agrees_with_the_command(folder, build_dir, tersor, smollm2, tmp_pa
     assert ours["positions"] == row["positions"]
     assert ours["kl_mean"] == pytest.approx(row["kl_mean"], rel=0.25)
     assert ours["perplexity_full"] == pytest.approx(row["perplexity_full"], rel=2e-3)
+
+
+def test_divisors_of_llama_3_become_its_rule_and_others_are_refused(tmp_path):
+    from test_model_files import HEADS, HIDDEN, write_gguf
+
+    size = HIDDEN // HEADS
+    waves = 2 * np.pi * 50000.0 ** (np.arange(0, size, 2) / size)
+    smooth = np.clip((8192 / waves - 1) / 3, 0, 1)
+    divisors = (1 / ((1 - smooth) / 8 + smooth)).astype(np.float32)
+    write_gguf(tmp_path / "llama3.gguf", tokens=90, extra={"rope_freqs.weight": divisors})
+    config = json.loads((ts.convert(tmp_path / "llama3.gguf", tmp_path / "llama3") / "config.json").read_text())
+    scaling = config["rope_scaling"]
+    assert scaling["rope_type"] == "llama3" and scaling["factor"] == pytest.approx(divisors.max())
+    write_gguf(tmp_path / "other.gguf", tokens=90, extra={"rope_freqs.weight": divisors[::-1].copy()})
+    with pytest.raises(ts.Error, match="Llama 3's rule"):
+        ts.convert(tmp_path / "other.gguf", tmp_path / "other")
+    write_gguf(tmp_path / "plain.gguf", tokens=90, extra={"rope_freqs.weight": np.ones(size // 2, np.float32)})
+    assert "rope_scaling" not in (ts.convert(tmp_path / "plain.gguf", tmp_path / "plain") / "config.json").read_text()
