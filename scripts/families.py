@@ -22,7 +22,7 @@ import family_configs
 os.environ.setdefault("MLX_DISABLE_COMPILE", "1")  # on a CPU mx.compile runs g++ for every fused kernel
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(Path(os.environ.get("TERSOR_BUILD", ROOT / "build")) / "python"))
+sys.path.insert(0, str(ROOT / os.environ.get("TERSOR_BUILD", "build") / "python"))
 PROMPT, STEPS, TRIM = 23, 8, 5
 # Random weights have flat logits; affine:8 moves them by about 1e-2 of their spread, and a cache that mixes up tokens by much more.
 CLOSE = 0.15
@@ -90,10 +90,6 @@ def batched(model):
     return together.astype(mx.float32), mx.stack(alone).astype(mx.float32)
 
 
-def bytes_of(caches):
-    return sum(cache.nbytes for cache in caches if not cache.empty())
-
-
 def try_batch(model):
     """ "same", or what went wrong in words; models that cannot batch at all fail alike with their own caches."""
     try:
@@ -143,9 +139,11 @@ def examine(name):
             row.fault = f"logits differ by {row.worst:.2g} of their spread"
         elif row.worst == 0:
             row.fault = "logits equal the uncompressed ones: bypassed"
-        for measured, decision in zip(tersor.Report.measure(caches), report.decisions):
+        for measured, own, decision in zip(tersor.Report.measure(caches), tersor.Report.measure(native), report.decisions):
             if decision.compressed and measured.tokens != PROMPT + STEPS:
                 row.fault = f"{measured.name} holds {measured.tokens} tokens, not {PROMPT + STEPS}"
+            if decision.compressed and measured.nbytes >= own.nbytes:
+                row.fault = f"{measured.name} holds {measured.nbytes} bytes, the model's own cache {own.nbytes}"
         ours = try_batch(model)
         row.batch = ours[0] if ours[0] == "same" else f"{ours[0]} {ours[1]}".strip()
         if ours[0] != "same" and native_batch[0] == "same":
