@@ -3,16 +3,22 @@
 import importlib
 from pathlib import Path
 
-_WANTED = "0.32.4"
+
+def _wanted() -> str:
+    """The version of MLX that the compiled module beside this file was built for."""
+    try:
+        return Path(__file__).with_name("_mlx_version").read_text().strip()
+    except FileNotFoundError:
+        raise ImportError("tersor's compiled module is not here; install the package: pip install . in a checkout") from None
 
 
-def _mlx_core():
+def _mlx_core(wanted: str):
     try:
         return importlib.import_module("mlx.core")
     except ImportError as error:
         raise ImportError(
-            f"tersor needs MLX {_WANTED} with a backend, which cannot be imported ({error}); "
-            f"install it: pip install mlx=={_WANTED} mlx-cpu=={_WANTED} (or mlx[cuda12]=={_WANTED})"
+            f"tersor needs MLX {wanted} with a backend, which cannot be imported ({error}); "
+            f"install it: pip install mlx=={wanted} mlx-cpu=={wanted} (or mlx[cuda12]=={wanted})"
         ) from error
 
 
@@ -38,11 +44,10 @@ def check_arrays(module, mx) -> None:
 
 def load():
     """The module tersor._tersor."""
-    mx = _mlx_core()
-    # The version that the wheel states comes first: a module compiled for another MLX may fail to load at all.
-    marker = Path(__file__).with_name("_mlx_version")
-    if marker.exists():
-        check_versions(marker.read_text().strip(), mx.__version__)
+    wanted = _wanted()
+    mx = _mlx_core(wanted)
+    # Before the module is loaded: compiled for another MLX it may fail to load at all.
+    check_versions(wanted, mx.__version__)
     try:
         module = importlib.import_module("tersor._tersor")
     except ImportError as error:
