@@ -7,17 +7,15 @@ import weakref
 from dataclasses import dataclass, field
 from typing import Dict, List, Optional, Sequence, Tuple
 
-import mlx.core as mx
 from mlx_lm.models import cache as mlx_cache
 
 from . import attention
 from ._native import Error
 from .batch_cache import TersorBatchKVCache
 from .kv_cache import Siblings, TersorKVCache
+from .places import Place, all_places, name_of, put
 from .settings import Settings
 from .trace import LayerFacts, trace
-
-Place = Tuple[int, ...]  # index in the prompt cache, then in nested lists of caches
 
 _lock = threading.RLock()
 _attached: "weakref.WeakValueDictionary[int, Report]" = weakref.WeakValueDictionary()
@@ -45,7 +43,7 @@ class LayerDecision:
 
     @property
     def name(self) -> str:
-        return "layer " + ".".join(str(i) for i in self.place)
+        return name_of(self.place)
 
 
 def register() -> None:
@@ -59,51 +57,16 @@ def _model_name(model) -> str:
     return f"{type(model).__module__.rsplit('.', 1)[-1]}.{type(model).__name__}" if not isinstance(kind, str) else kind
 
 
-def places(caches: Sequence, at: Place = ()) -> List[Place]:
-    """Where plain KV caches stand in a prompt cache, nested lists included. Others are the model's own business."""
-    found = []
-    for i, entry in enumerate(caches):
-        if type(entry) is mlx_cache.KVCache:
-            found.append((*at, i))
-        elif type(entry) is mlx_cache.CacheList:
-            found += places(entry.caches, (*at, i))
-    return found
-
-
-def put(caches: Sequence, replacements: Dict[Place, object], at: Place = ()) -> list:
-    """The same caches with others at places."""
-    result = []
-    for i, entry in enumerate(caches):
-        place = (*at, i)
-        if place in replacements:
-            result.append(replacements[place])
-        elif type(entry) is mlx_cache.CacheList:
-            result.append(mlx_cache.CacheList(*put(entry.caches, replacements, place)))
-        else:
-            result.append(entry)
-    return result
-
-
-def _all_places(caches: Sequence, at: Place = ()) -> List[Tuple[Place, object]]:
-    found = []
-    for i, entry in enumerate(caches):
-        if type(entry) is mlx_cache.CacheList:
-            found += _all_places(entry.caches, (*at, i))
-        else:
-            found.append(((*at, i), entry))
-    return found
-
-
 class Plan:
     """Which of a model's caches are replaced, and by what; decided once, before anything is computed."""
 
     def __init__(self, model, settings: Settings, native_make):
         self.settings = settings
         self._native_make = native_make
-        facts = trace(model, native_make, places, put)
+        facts = trace(model, native_make)
         self.order = {place: i for i, place in enumerate(sorted(facts))}
         skipped = settings.skipped(len(self.order))
-        self.decisions = [self._decide(place, entry, facts.get(place), skipped) for place, entry in _all_places(native_make())]
+        self.decisions = [self._decide(place, entry, facts.get(place), skipped) for place, entry in all_places(native_make())]
         self.replaced = [d.place for d in self.decisions if d.compressed or self.order.get(d.place) in skipped]
         self.skipped = {place for place, i in self.order.items() if i in skipped}
 
@@ -217,12 +180,9 @@ class Report:
     def measure(prompt_cache: Sequence) -> List[LayerBytes]:
         """Tokens and bytes that every cache of a prompt holds."""
         rows = []
-        for place, entry in _all_places(prompt_cache):
-            ours = isinstance(entry, (TersorKVCache, TersorBatchKVCache))
-            effective = (
-                type(entry).__name__ if not ours else "full" if getattr(entry, "_full", False) else entry.label.split("(", 1)[1][:-1]
-            )
-            rows.append(LayerBytes("layer " + ".".join(map(str, place)), effective, entry.size(), 0 if entry.empty() else entry.nbytes))
+        for place, entry in all_places(prompt_cache):
+            effective = getattr(entry, "stores", type(entry).__name__)
+            rows.append(LayerBytes(name_of(place), effective, entry.size(), 0 if entry.empty() else entry.nbytes))
         return rows
 
     def __str__(self) -> str:
@@ -324,9 +284,9 @@ def attach(
         if attached(model) is not None:
             raise Error("the model is attached already; call restore() of its report first")
         plan = Plan(model, settings, _own_make_cache(model))
+        if not fallback:
+            _require_any(plan, model)
         if not plan.compressed:
-            if not fallback:
-                _require_any(plan, model)
             return Report(_model_name(model), str(settings), plan.decisions)
         before = vars(model).get("make_cache", _ABSENT)
 

@@ -50,11 +50,26 @@ class Stored:
         return self
 
     def __getattr__(self, name):
-        label = self.cache.label
-        raise Unsupported(
-            f"{label + ': ' if label else ''}the model asks for .{name} of fetched {self.role}, which exist in compressed form only; "
-            "attention is all that can be done with them"
+        raise _unsupported(
+            self.cache,
+            f"the model asks for .{name} of fetched {self.role}, which exist in compressed form only; "
+            "attention is all that can be done with them",
         )
+
+
+def stored(cache) -> tuple:
+    """A cache's keys and values as it gives them to a model."""
+    return Stored(cache, "keys"), Stored(cache, "values")
+
+
+def _unsupported(cache, what: str) -> Unsupported:
+    return Unsupported(f"{cache.label}: {what}" if cache.label else what)
+
+
+def require_own_values(cache, v) -> None:
+    """Raises Unsupported unless v is what the cache gave to the model."""
+    if type(v) is not Stored or v.cache is not cache:
+        raise _unsupported(cache, "the model attends with values that are not this cache's")
 
 
 def dispatch(q, k, v, *args, **kwargs):
@@ -62,12 +77,18 @@ def dispatch(q, k, v, *args, **kwargs):
     if type(k) is Stored:
         return k.cache.attend(q, v, *args, **kwargs)
     if type(v) is Stored:
-        raise Unsupported(f"{v.cache.label}: the model attends to compressed values with keys of its own")
+        raise _unsupported(v.cache, "the model attends to compressed values with keys of its own")
     return _original(q, k, v, *args, **kwargs)
 
 
 def installed() -> bool:
     return _holders > 0
+
+
+def require_installed(cache) -> None:
+    """Raises Error when nobody holds attention over stored keys any more."""
+    if not installed():
+        raise Error(f"{cache.label}: this cache was made for a model that has been restored since; make new caches")
 
 
 def acquire() -> None:

@@ -12,7 +12,7 @@ import mlx.core as mx
 from . import attention
 from ._native import Error
 from .kv_cache import TersorKVCache, attend_options, causal_mask
-from .settings import dumps, loads
+from .settings import dumps, header_of
 
 
 class TersorBatchKVCache:
@@ -38,6 +38,11 @@ class TersorBatchKVCache:
         return self._rows[0].label
 
     @property
+    def stores(self) -> str:
+        """What its rows really store, for reports."""
+        return self._rows[0].stores
+
+    @property
     def dtype(self):
         return next((row.dtype for row in self._rows if row.dtype is not None), None)
 
@@ -47,8 +52,7 @@ class TersorBatchKVCache:
 
     def attend(self, q, v, *, scale, mask=None, sinks=None, stream=None):
         """Attention of q [B, Hq, L, Dk] row by row; what stands at padding is zero."""
-        if type(v) is not attention.Stored or v.cache is not self:
-            raise attention.Unsupported(f"{self.label}: the model attends with values that are not this cache's")
+        attention.require_own_values(self, v)
         outputs = []
         for i, row in enumerate(self._rows):
             begin, end = self._spans[i] if q.shape[2] == self._columns else (0, q.shape[2])
@@ -57,9 +61,8 @@ class TersorBatchKVCache:
 
     def _attend_row(self, row, q, begin, end, scale, mask, sinks):
         length = q.shape[2]
-        value_dim = self.stored_shape("values")[3]
         if begin == end:
-            return mx.zeros((1, q.shape[1], length, value_dim), q.dtype)
+            return mx.zeros((1, q.shape[1], length, self.stored_shape("values")[3]), q.dtype)
         whole = begin == 0 and end == length
         out = row._cache.attend(q if whole else q[:, :, begin:end], scale=scale, **attend_options(mask, sinks))
         return out if whole else mx.pad(out, [(0, 0), (0, 0), (begin, length - end), (0, 0)])
@@ -82,8 +85,7 @@ class TersorBatchKVCache:
     # mlx_lm's protocol.
 
     def update_and_fetch(self, keys, values):
-        if not attention.installed():
-            raise Error(f"{self.label}: this cache was made for a model that has been restored since; make new caches")
+        attention.require_installed(self)
         batch, length = keys.shape[0], keys.shape[2]
         if batch != len(self._rows):
             raise Error(f"{self.label}: the batch has {len(self._rows)} sequences, the model brings keys of {batch}")
@@ -109,7 +111,7 @@ class TersorBatchKVCache:
         return begin, end
 
     def keys_and_values(self):
-        return attention.Stored(self, "keys"), attention.Stored(self, "values")
+        return attention.stored(self)
 
     @property
     def offset(self):
@@ -205,7 +207,7 @@ class TersorBatchKVCache:
 
     @state.setter
     def state(self, state) -> None:
-        header = loads(state[0] if isinstance(state, (list, tuple)) and state else None)
+        header = header_of(state)
         if header.get("format") != "tersor-batch-kv-cache" or sum(header.get("arrays", [])) != len(state) - 1:
             raise Error("the saved batch is not one of this version of Tersor's; make it again from its tokens")
         rows, at = [], 1

@@ -10,7 +10,7 @@ from mlx_lm.models.base import create_causal_mask
 
 from . import attention
 from ._native import Error, core
-from .settings import Settings, dumps, loads
+from .settings import Settings, dumps, header_of
 
 _VERSION = 1
 
@@ -75,9 +75,6 @@ class TersorKVCache:
         self._full = full
         self._cache = None
         self._dtype = None
-        self._join(siblings)
-
-    def _join(self, siblings: Optional[Siblings]) -> None:
         self._siblings = siblings
         if siblings is not None:
             siblings.add(self)
@@ -95,6 +92,11 @@ class TersorKVCache:
         return f"layer {self._layer} ({self._settings})"
 
     @property
+    def stores(self) -> str:
+        """What it really stores, for reports."""
+        return "full" if self._full else str(self._settings)
+
+    @property
     def dtype(self):
         return self._dtype
 
@@ -104,15 +106,13 @@ class TersorKVCache:
 
     def attend(self, q, v, *, scale, mask=None, sinks=None, stream=None):
         """Attention of q [B, Hq, L, Dk], the last L tokens appended: [B, Hq, L, Dv] in q's type."""
-        if type(v) is not attention.Stored or v.cache is not self:
-            raise attention.Unsupported(f"{self.label}: the model attends with values that are not this cache's")
+        attention.require_own_values(self, v)
         return self._cache.attend(q, scale=scale, **attend_options(mask, sinks))
 
     # mlx_lm's protocol.
 
     def update_and_fetch(self, keys, values):
-        if not attention.installed():
-            raise Error(f"{self.label}: this cache was made for a model that has been restored since; make new caches")
+        attention.require_installed(self)
         if self._cache is None:
             self._start(keys, values)
         elif (keys.shape[0], keys.shape[1], keys.shape[3], values.shape[3]) != self._cache.shape:
@@ -136,7 +136,7 @@ class TersorKVCache:
         )
 
     def keys_and_values(self):
-        return attention.Stored(self, "keys"), attention.Stored(self, "values")
+        return attention.stored(self)
 
     @property
     def offset(self) -> int:
@@ -177,16 +177,13 @@ class TersorKVCache:
 
     # Copies and files.
 
-    def _twin(self, cache, siblings: Optional[Siblings] = None) -> "TersorKVCache":
+    def copy(self, siblings: Optional[Siblings] = None) -> "TersorKVCache":
+        """A cache with memory of its own."""
         other = TersorKVCache(self._settings, self._layer, self._full, siblings)
-        other._cache, other._dtype = cache, self._dtype
+        other._cache, other._dtype = None if self._cache is None else self._cache.copy(), self._dtype
         if self._held:
             other.hold()
         return other
-
-    def copy(self, siblings: Optional[Siblings] = None) -> "TersorKVCache":
-        """A cache with memory of its own."""
-        return self._twin(None if self._cache is None else self._cache.copy(), siblings)
 
     def __deepcopy__(self, memo):
         siblings = None
@@ -213,7 +210,7 @@ class TersorKVCache:
 
     @state.setter
     def state(self, state) -> None:
-        header = loads(state[0] if isinstance(state, (list, tuple)) and state else None)
+        header = header_of(state)
         if header.get("format") != "tersor-kv-cache" or header.get("version") != _VERSION:
             raise Error("the saved cache is not one of this version of Tersor's; make the cache again from its tokens")
         try:

@@ -142,10 +142,11 @@ def dumps(header: dict) -> str:
     return json.dumps(header, sort_keys=True, separators=(",", ":"))
 
 
-def loads(text: str) -> dict:
+def header_of(state) -> dict:
+    """The header that a cache's state begins with."""
     try:
-        header = json.loads(text)
-    except (TypeError, ValueError) as error:
+        header = json.loads(state[0])
+    except (TypeError, ValueError, LookupError) as error:
         raise Error("the saved cache has no header of Tersor's; it is damaged or another program's") from error
     if not isinstance(header, dict):
         raise Error("the saved cache has no header of Tersor's; it is damaged or another program's")

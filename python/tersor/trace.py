@@ -6,14 +6,15 @@ does with fetched keys and values decides whether they can be stored in compress
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Callable, Dict, List, Optional
+from dataclasses import dataclass
+from typing import Callable, Dict, Optional
 
 import mlx.core as mx
 
 from . import attention
 from ._native import core
 from .kv_cache import causal_mask
+from .places import Place, plain_places, put
 
 
 @dataclass
@@ -26,9 +27,6 @@ class LayerFacts:
     key_dim: int = 0
     value_dim: int = 0
     dtype: object = None
-    query_heads: int = 0
-    sinks: bool = False
-    masks: set = field(default_factory=set)
     failure: Optional[str] = None
 
     @property
@@ -40,7 +38,7 @@ class Recorder:
     """Which cache the model touched last: an exception that follows is about that one."""
 
     def __init__(self):
-        self.current: Optional[object] = None
+        self.current: Optional[Place] = None
 
 
 class NotingCache:
@@ -81,18 +79,15 @@ class NotingCache:
 
     def keys_and_values(self):
         self._recorder.current = self.place
-        return attention.Stored(self, "keys"), attention.Stored(self, "values")
+        return attention.stored(self)
 
     def attend(self, q, v, *, scale, mask=None, sinks=None, stream=None):
         self._recorder.current = self.place
-        if type(v) is not attention.Stored or v.cache is not self:
-            raise attention.Unsupported("the model attends with values that are not this cache's")
+        attention.require_own_values(self, v)
         f = self.facts
         if q.ndim != 4 or q.shape[3] != f.key_dim or q.shape[1] % f.kv_heads:
             raise attention.Unsupported(f"queries {tuple(q.shape)} do not fit keys of {f.kv_heads} heads of size {f.key_dim}")
         f.attentions += 1
-        f.query_heads, f.sinks = q.shape[1], f.sinks or sinks is not None
-        f.masks.add("none" if mask is None else mask if isinstance(mask, str) else "array")
         if mask is not None and not isinstance(mask, str) and mask.shape[-1] not in (1, self._tokens):
             raise attention.Unsupported(f"a mask of {mask.shape[-1]} columns for {self._tokens} tokens")
         return mx.zeros((*q.shape[:3], f.value_dim), q.dtype)
@@ -132,19 +127,18 @@ def run(model, make_caches: Callable[[], list]) -> Optional[str]:
     return None
 
 
-def trace(model, make_native: Callable[[], list], replaceable: Callable[[list], List], put: Callable) -> Dict[object, LayerFacts]:
-    """Facts of every replaceable cache by its place. Places at which the model fails stay native in the next attempt, until it runs.
+def trace(model, make_native: Callable[[], list]) -> Dict[Place, LayerFacts]:
+    """Facts of every plain KV cache by its place. Places at which the model fails stay native in the next attempt, until it runs.
 
-    make_native: fresh caches of the model's own. replaceable: the places of such a list whose caches may be replaced. put: the same list
-    with other caches at places, {place: cache}.
+    make_native: fresh caches of the model's own.
     """
-    failures: Dict[object, LayerFacts] = {}
+    failures: Dict[Place, LayerFacts] = {}
     while True:
         recorder, noting = Recorder(), {}
 
         def caches():
             native = make_native()
-            for place in replaceable(native):
+            for place in plain_places(native):
                 if place not in failures:
                     noting[place] = NotingCache(recorder, place)
             return put(native, noting)
