@@ -68,6 +68,16 @@ def _refuse(rest, names, why: str) -> None:
             raise Error(f"{name} {why}")
 
 
+def _loaded(load, *positional, **named):
+    """What mlx_lm loads; whatever goes wrong there is one line."""
+    try:
+        return load(*positional, **named)
+    except Exception as error:
+        name = positional[0] if positional else named.get("path_or_hf_repo", "")
+        lines = str(error).strip().splitlines()
+        raise Error(f"--model {name}: mlx_lm cannot load it ({type(error).__name__}: {lines[0] if lines else 'no message'})") from error
+
+
 def _run_mlx_lm(module_name: str, arguments) -> int:
     """One of mlx_lm's commands, every model that it loads being attached first."""
     args, rest = _kv_parser().parse_known_args(arguments)
@@ -82,7 +92,7 @@ def _run_mlx_lm(module_name: str, arguments) -> int:
     native_load = module.load
 
     def load(*positional, **named):
-        loaded = native_load(*positional, **named)
+        loaded = _loaded(native_load, *positional, **named)
         report = attach(loaded[0], **options, fallback=args.kv_fallback)
         print(explain(report), file=sys.stderr)
         return loaded
@@ -114,7 +124,7 @@ def _eval(arguments) -> int:
 
     from .fidelity import evaluate
 
-    model, tokenizer = mlx_lm.load(args.model)
+    model, tokenizer = _loaded(mlx_lm.load, args.model)
     results = evaluate(model, tokenizer, text, limit=args.limit, chunk=args.chunk, fallback=args.kv_fallback, **options)
     for result in results:
         print(json.dumps(result.as_dict()) if args.json else result)

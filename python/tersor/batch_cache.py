@@ -11,7 +11,7 @@ import mlx.core as mx
 
 from . import attention
 from ._native import Error
-from .kv_cache import TersorKVCache, attend_options, causal_mask
+from .kv_cache import Siblings, TersorKVCache, attend_options, causal_mask
 from .settings import dumps, header_of
 
 
@@ -21,10 +21,13 @@ class TersorBatchKVCache:
     Columns of masks are right-aligned: the newest token of every row is in the last one. ``offset`` is an int32 array [B] of positions.
     """
 
-    def __init__(self, rows: List[TersorKVCache]):
+    def __init__(self, rows: List[TersorKVCache], siblings: Optional[Siblings] = None):
         if not rows:
             raise Error("a batch needs at least one sequence")
         self._rows = rows
+        self._siblings = siblings
+        if siblings is not None:
+            siblings.add(self)
         self._skip = [0] * len(rows)  # columns of left padding that are still to come
         self._left: Optional[List[int]] = None  # tokens before right padding that are still to come
         self._spans = [(0, 0)] * len(rows)  # of the last update: its columns that were tokens, by row
@@ -36,6 +39,15 @@ class TersorBatchKVCache:
     @property
     def label(self) -> str:
         return self._rows[0].label
+
+    @property
+    def layer(self) -> int:
+        return self._rows[0].layer
+
+    @property
+    def progress(self) -> tuple:
+        """What is the same for all layers between two steps of the model."""
+        return tuple(row.offset for row in self._rows)
 
     @property
     def stores(self) -> str:
@@ -89,6 +101,8 @@ class TersorBatchKVCache:
         batch, length = keys.shape[0], keys.shape[2]
         if batch != len(self._rows):
             raise Error(f"{self.label}: the batch has {len(self._rows)} sequences, the model brings keys of {batch}")
+        if self._siblings is not None:
+            self._siblings.check(self)
         for i, row in enumerate(self._rows):
             begin, end = self._span(i, length)
             self._spans[i] = (begin, end)
@@ -191,10 +205,15 @@ class TersorBatchKVCache:
     @classmethod
     def merge(cls, caches) -> "TersorBatchKVCache":
         """A batch of copies of single caches."""
-        return cls([cache.copy() for cache in caches])
+        siblings = next((cache.siblings for cache in caches if cache.siblings is not None), None)
+        batch = None if siblings is None else siblings.of_batch(caches[0].layer)
+        return cls([cache.copy() for cache in caches], batch)
 
     def __deepcopy__(self, memo):
-        other = TersorBatchKVCache([row.copy() for row in self._rows])
+        siblings = None
+        if self._siblings is not None:
+            siblings = memo.setdefault(("tersor.Siblings", id(self._siblings)), Siblings())
+        other = TersorBatchKVCache([row.copy() for row in self._rows], siblings)
         other._skip = list(self._skip)
         other._left = None if self._left is None else list(self._left)
         return other

@@ -20,19 +20,28 @@ class BypassedCache(Error):
 
 
 class Siblings:
-    """The caches of one prompt, which advance together."""
+    """The caches of one prompt, or of one batch, which advance together."""
 
     def __init__(self):
         self._caches: List[weakref.ref] = []
+        self._layers = set()
+        self._batch: Optional["Siblings"] = None
 
-    def add(self, cache: "TersorKVCache") -> None:
+    def add(self, cache) -> None:
         self._caches.append(weakref.ref(cache))
+        self._layers.add(cache.layer)
 
-    def check(self, first: "TersorKVCache") -> None:
+    def of_batch(self, layer: int) -> "Siblings":
+        """Those of the batch that is being made of this prompt and others, layer by layer."""
+        if self._batch is None or layer in self._batch._layers:
+            self._batch = Siblings()
+        return self._batch
+
+    def check(self, first) -> None:
         """Called before the first layer takes new tokens: all others must have taken the ones before."""
         if not self._caches or self._caches[0]() is not first:
             return
-        behind = [cache.label for cache in (ref() for ref in self._caches) if cache is not None and cache.offset != first.offset]
+        behind = [cache.label for cache in (ref() for ref in self._caches) if cache is not None and cache.progress != first.progress]
         if behind:
             raise BypassedCache(
                 f"{', '.join(behind)}: not advanced by the model's last step, though {first.label} was; "
@@ -90,6 +99,19 @@ class TersorKVCache:
     @property
     def label(self) -> str:
         return f"layer {self._layer} ({self._settings})"
+
+    @property
+    def layer(self) -> int:
+        return self._layer
+
+    @property
+    def progress(self) -> int:
+        """What is the same for all layers between two steps of the model."""
+        return self.offset
+
+    @property
+    def siblings(self) -> Optional[Siblings]:
+        return self._siblings
 
     @property
     def stores(self) -> str:
@@ -228,6 +250,5 @@ class TersorKVCache:
     def from_state(cls, state) -> "TersorKVCache":
         cache = cls.__new__(cls)
         cache.state = state
-        if not attention.installed():
-            cache.hold()
+        cache.hold()  # it belongs to no attachment, whose end must not be its own
         return cache

@@ -109,6 +109,14 @@ class NotingCache:
         return causal_mask(N, self._tokens, return_array, window_size)
 
 
+def _reason_of(error: Exception) -> str:
+    text = str(error).strip()
+    message = text.splitlines()[0].split(" The following argument types")[0] if text else "no message"
+    if attention.Stored.__name__ in text:  # an operation that was given what stands for keys or values
+        return f"the model computes with fetched keys and values itself instead of handing them to attention ({message.rstrip('.')})"
+    return f"the model fails with stored keys and values ({type(error).__name__}: {message})"
+
+
 def run(model, make_caches: Callable[[], list]) -> Optional[str]:
     """Runs the model on two tokens and on one more with caches of `make_caches`; the reason why it failed, or None."""
     attention.acquire()
@@ -119,9 +127,7 @@ def run(model, make_caches: Callable[[], list]) -> Optional[str]:
     except attention.Unsupported as error:
         return str(error)
     except Exception as error:  # whatever a model's own code raises: it decides what can be compressed
-        lines = str(error).strip().splitlines()
-        message = lines[0].split(" The following argument types")[0] if lines else "no message"
-        return f"the model fails with stored keys and values ({type(error).__name__}: {message})"
+        return _reason_of(error)
     finally:
         attention.release()
     return None

@@ -123,7 +123,7 @@ def test_attaching_twice_is_an_error(llama):
         (dict(kv="affine:8", kernels="fast"), "kernels="),
         (dict(kv="affine:8", precision="int4"), "precision="),
         (dict(kv="vecinfer:2,sub=4"), "calibration"),
-        (dict(kv="affine:4,axis=channel", kernels="require"), "channel"),
+        (dict(kv="affine:4,axis=channel"), "axis=channel is for keys"),
     ],
 )
 def test_bad_arguments_are_one_line_and_change_nothing(llama, arguments, message):
@@ -131,6 +131,21 @@ def test_bad_arguments_are_one_line_and_change_nothing(llama, arguments, message
         ts.attach(llama, **arguments)
     assert "\n" not in str(caught.value)
     assert ts.attached(llama) is None
+
+
+def test_a_model_that_computes_with_its_keys_is_told_so():
+    with pytest.raises(ts.NothingCompressed, match="computes with fetched keys and values itself instead of handing them to attention"):
+        ts.attach(family_configs.build("gemma2"), "affine:8")
+
+
+@pytest.mark.parametrize("command", [["generate", "--prompt", "x"], ["eval", "--text", __file__]])
+def test_a_model_that_is_not_there_is_one_line(build_dir, command):
+    run = [sys.executable, "-m", "tersor", *command, "--model", "/nowhere/at all"]
+    environment = {**os.environ, "PYTHONPATH": str(build_dir / "python"), "HF_HUB_OFFLINE": "1"}
+    done = subprocess.run(run, capture_output=True, text=True, env=environment, check=False)
+    assert done.returncode == 2 and done.stdout == ""
+    last = done.stderr.strip().splitlines()[-1]
+    assert last.startswith(f"tersor {command[0]}: --model /nowhere/at all: mlx_lm cannot load it") and "Traceback" not in done.stderr
 
 
 def test_what_is_no_model_is_refused():
@@ -218,6 +233,23 @@ def test_o02_a_cache_left_behind_is_detected(llama):
     cache[2].trim(1)
     with pytest.raises(ts.BypassedCache, match="layer 2"):
         step(llama, ids(1), cache)
+
+
+def test_o02_a_batch_left_behind_is_detected(llama):
+    prompts = [ts.make_cache(llama, "affine:8") for _ in range(2)]
+    for cache in prompts:
+        step(llama, ids(4), cache)
+    for _ in range(2):  # a prompt may go into several batches
+        batch = [row[0].merge(list(row)) for row in zip(*prompts)]
+        llama(mx.array([[1], [2]]), cache=batch)
+    for entry in batch:  # what belongs together changes together
+        entry.filter([1, 0])
+    llama(mx.array([[1], [2]]), cache=batch)
+    twin = copy.deepcopy(batch)
+    batch[2].trim(1)
+    with pytest.raises(ts.BypassedCache, match="layer 2"):
+        llama(mx.array([[1], [2]]), cache=batch)
+    llama(mx.array([[1], [2]]), cache=twin)
 
 
 def test_o03_bytes_are_what_the_allocator_holds(llama):
@@ -424,6 +456,16 @@ def test_o15_saving_gives_the_same_bytes_every_time(llama, tmp_path):
     again = ts.make_cache(llama, "turboquant:4,window=16,sinks=4", skip=[-1])
     run(llama, ids(90), again, 40)
     assert mx.array_equal(run(llama, ids(6), cache, 1), run(llama, ids(6), again, 1))
+
+
+def test_o15_a_loaded_cache_belongs_to_no_attachment(llama, tmp_path):
+    with ts.attach(llama, "affine:8"):
+        cache = make_prompt_cache(llama)
+        step(llama, ids(9), cache)
+        save_prompt_cache(str(tmp_path / "c.safetensors"), cache)
+        loaded = load_prompt_cache(str(tmp_path / "c.safetensors"))
+        expected = step(llama, ids(1), cache)
+    assert mx.array_equal(step(llama, ids(1), loaded), expected)
 
 
 def test_o15_a_foreign_cache_is_refused_by_what_differs(llama, tmp_path):
