@@ -40,6 +40,8 @@ struct KvSpec {
   std::string str() const;
   /// Whether a calibration of the model is needed.
   bool calibrated() const;
+  /// Whether a cache of the other setting can go on with this one: they are equal, or differ in the stages= that are read.
+  bool reads(const KvSpec& saved) const;
 };
 
 /// Shape of one attention layer's cache.
@@ -182,9 +184,11 @@ class KvCache {
   /// The setting of a saved cache, before it is loaded. Throws Error like load().
   static KvSpec saved_spec(const std::filesystem::path& path);
   struct Loaded;
-  /// Throws Error that names the first property that differs from this model, or what is wrong with the file.
+  /// `as`: the setting to read it with where that is another than the saved one (KvSpec::reads). Throws Error that names the first property
+  /// that differs from this model, or what is wrong with the file.
   static Loaded load(const std::filesystem::path& path, const Identity& model, ops::Policy policy,
-                     ops::Precision precision = ops::Precision::int16, const ModelCalibration& calibration = {});
+                     ops::Precision precision = ops::Precision::int16, const ModelCalibration& calibration = {},
+                     const KvSpec* as = nullptr);
 
  private:
   KvCache() = default;

@@ -64,6 +64,8 @@ void restore(LayerCache::State& state, const FileHeader& header, const std::stri
     const int64_t first = header.number("recent_first", 0, tokens - 1);
     if (first % state.recent_format->granularity() != 0)
       header.fail("header entry \"recent_first\" is not on a block boundary; the file is damaged");
+    if (first > state.unfinished_group() && tokens > state.unfinished_group())
+      header.fail("header entry \"recent_first\" leaves out keys that are not encoded yet; the file is damaged");
     state.recent = filled(header, prefix + "recent", state.recent_format, first, tokens - first);
   }
   if (state.keys.centre > 0) {
@@ -142,7 +144,7 @@ void KvCache::save(const std::filesystem::path& path, const Identity& model, con
 }
 
 KvCache::Loaded KvCache::load(const std::filesystem::path& path, const Identity& model, ops::Policy policy, ops::Precision precision,
-                              const ModelCalibration& calibration) {
+                              const ModelCalibration& calibration, const KvSpec* as) {
   const safetensors::File file(path);
   const FileHeader header(file, kKind);
   header.check_model(model);
@@ -153,7 +155,8 @@ KvCache::Loaded KvCache::load(const std::filesystem::path& path, const Identity&
   LayerShape shape{static_cast<int>(header.number("batch", 1, 65536)), static_cast<int>(header.number("kv_heads", 0, 65536)),
                    static_cast<int>(header.number("key_dim", 0, codec::kMaxDim)),
                    static_cast<int>(header.number("value_dim", 0, codec::kMaxDim))};
-  const KvSpec spec = spec_of(header);
+  const KvSpec saved = spec_of(header), spec = as ? *as : saved;
+  if (!spec.reads(saved)) header.fail("holds a cache of " + saved.str() + ", which cannot be read as " + spec.str());
   const Dtype full_dtype = understood(header, [&] { return parse_dtype(header.text("full_dtype")); });
   if (spec.calibrated() && header.text("calibration") != digest_of(calibration))
     header.fail(calibration.empty() ? "was made with a calibration; name it with --calibration"

@@ -97,6 +97,12 @@ bool needs_calibration(const codec::Spec& spec, codec::Role role) {
 
 bool KvSpec::calibrated() const { return needs_calibration(keys, codec::Role::keys) || needs_calibration(values, codec::Role::values); }
 
+bool KvSpec::reads(const KvSpec& saved) const {
+  KvSpec same = *this;
+  same.keys.stages = saved.keys.stages, same.values.stages = saved.values.stages;
+  return same.str() == saved.str();
+}
+
 KvSpec KvSpec::recommended() { return parse("turboquant:6,centre=256,window=64,sinks=4", "turboquant:4"); }
 
 std::string KvSpec::str() const {

@@ -57,6 +57,9 @@ class Encoding {
     choice_ = ops::choose("kv_append", variant, mx::float16, options.dim(), ops::parse_policy(options.kernels), options.dim());
     auto format = std::make_shared<ops::KvFormat>(std::make_shared<const ops::KvBasis>(keys ? ours : theirs, keys ? theirs : ours));
     format->only = role_, format->batch = options.batch(), format->heads = options.heads();
+    if (const int64_t group = format->key_group(); keys && tokens_ % group != 0)
+      throw Error("--shape: codec " + spec_.str() + " encodes " + std::to_string(group) +
+                  " tokens at a time; give a multiple of them, not " + std::to_string(tokens_));
     format_ = std::move(format);
   }
 
@@ -72,6 +75,7 @@ class Encoding {
   const std::string& calibration() const { return calibration_; }
   uint64_t input_bytes() const { return x_.nbytes(); }
   int64_t input_tokens() const { return tokens_; }
+  int64_t least_tokens() const { return format_->key_group(); }
 
  private:
   static mx::array vectors(const Options& options) {
@@ -133,7 +137,7 @@ Result measure(const Encoding& encoding, int repeat) {
   Result result;
   Progress progress("encoding");
   ops::KvSlab slab = encoding.slab();
-  encoding.encode(slab, 1);  // loads code
+  encoding.encode(slab, encoding.least_tokens());  // loads code
   measure_memory(encoding, result);
   until_interrupted([&] {
     encoding.encode(slab, encoding.input_tokens());

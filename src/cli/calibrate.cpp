@@ -9,6 +9,7 @@
 #include "cli/interrupt.h"
 #include "cli/options.h"
 #include "cli/report.h"
+#include "codec/calibrate.h"
 
 namespace tersor::cli {
 namespace {
@@ -142,8 +143,19 @@ void check(const Options& options, const cache::KvSpec& spec) {
     throw Error("codec " + kv_name(spec) +
                 " needs no calibration; those that do: turboquant:2.5, qjl with outliers=, vecinfer, and any with "
                 "centre=calibrated");
+  if (std::filesystem::exists(options.out))
+    throw Error(options.out + ": exists; name another file, or remove it, so that no calibration is lost by mistake");
   check_writable(options.out);
   check_writable(options.partial());
+}
+
+// Before the work, not after it.
+bool warn_of_few(const cache::KvSpec& spec, int dim, int64_t tokens) {
+  const int64_t advised = std::max(codec::advised_vectors(spec.keys, dim), codec::advised_vectors(spec.values, dim));
+  if (tokens >= advised) return false;
+  note("warning: " + std::to_string(tokens) + " tokens are few for the codebooks of " + kv_name(spec) + "; a text of " +
+       std::to_string(advised) + " tokens gives better ones");
+  return true;
 }
 
 int run(const Options& options) {
@@ -153,6 +165,7 @@ int run(const Options& options) {
   if (text.empty()) throw Error(options.text + ": the text is empty");
   const model::Transformer model = options.model.load();
   const auto ids = text_ids(options, text, model);
+  const bool few = warn_of_few(spec, model.config().head_dim, static_cast<int64_t>(ids.size()));
   Work work(options, spec, model, ids);
   model::Calibrated result;
   until_interrupted([&] { result = calibrate(options, spec, model, ids, work); });
@@ -160,7 +173,7 @@ int run(const Options& options) {
     print_json(as_json(options, spec, work, result));
   else if (work.saved().complete())
     print(as_text(options, spec, work, result));
-  if (result.warnings) note("warning, of " + std::to_string(result.warnings) + " codebooks: " + result.warning);
+  if (result.warnings && !few) note("warning, of " + std::to_string(result.warnings) + " codebooks: " + result.warning);
   if (work.saved().complete()) return 0;
   if (work.done()) note(options.partial() + ": keeps what is done; the same command goes on there");
   return end_interrupted(work.done(), "layer");

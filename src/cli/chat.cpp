@@ -140,7 +140,7 @@ class Chat {
   }
 
   void save(const std::string& path) {
-    check_writable(path);
+    check_session_target(path);
     save_session(session_, path, model_);
     note("saved " + std::to_string(session_.cache.tokens()) + " tokens to " + path);
   }

@@ -106,7 +106,7 @@ int run(const Options& options) {
   const cache::KvSpec spec = options.kv.spec(cache::KvSpec::recommended());
   if (options.raw && !options.system.empty()) throw Error("--system needs the chat format, which --raw leaves out: drop one of them");
   if (!options.cache_in.empty()) require_exists(options.cache_in);
-  if (!options.cache_out.empty()) check_writable(options.cache_out);
+  if (!options.cache_out.empty()) check_session_target(options.cache_out);
   const std::string prompt = prompt_text(options);
 
   const model::Transformer model = options.model.load();

@@ -1,7 +1,9 @@
 // The `tersor` command: parses, runs one command, and turns every failure into one line and an exit status.
+#include <algorithm>
 #include <csignal>
 #include <new>
 #include <string>
+#include <string_view>
 
 #include "cli/command.h"
 #include "cli/interrupt.h"
@@ -83,6 +85,9 @@ int guarded(int argc, char** argv) {
     watch_interrupt();
     return parse_and_run(argc, argv);
   } catch (const ClosedPipe&) { return kDone; } catch (const Interrupted&) {
+    // Nothing was made yet; who asked for a document gets one.
+    if (std::any_of(argv, argv + argc, [](const char* word) { return std::string_view(word) == "--json"; }))
+      print_json({{"interrupted", true}});
     note("interrupted");
     return interrupt_status();
   } catch (const std::bad_alloc&) {

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 
+#include "cache/kv_size.h"
 #include "cli/options.h"
 
 namespace tersor::cli {
@@ -67,9 +68,16 @@ std::vector<ops::Choice> distinct(std::vector<ops::Choice> choices) {
   return list;
 }
 
-std::string against_full(uint64_t bytes, uint64_t bytes_full) {
-  const std::string relation =
-      bytes > bytes_full ? "larger than full: blocks and windows are not filled yet" : fixed(ratio(bytes_full, bytes), 2) + "x";
+std::string against_full(const cache::KvCache& cache) {
+  const uint64_t bytes = cache.bytes(), bytes_full = cache.bytes_full();
+  std::string relation = fixed(ratio(bytes_full, bytes), 2) + "x";
+  if (bytes > bytes_full) {
+    const cache::LayerShape shape = cache.layers() ? cache.layer(0).shape() : cache::LayerShape{};
+    const cache::KvSpec whole;
+    const auto expected = [&](const cache::KvSpec& spec) { return cache::expected_bytes(spec, 1, shape, cache.full_dtype(), 1 << 20); };
+    relation = expected(cache.spec()) >= expected(whole) ? "larger than full: so are the codes of this setting, at this head size"
+                                                         : "larger than full: blocks and windows are not filled yet";
+  }
   return human_bytes(bytes) + " measured, " + human_bytes(bytes_full) + " in full precision (" + relation + ")";
 }
 
@@ -110,8 +118,7 @@ std::string generation_report(const model::Generation& generation, const cache::
   return "prompt " + std::to_string(generation.prompt_tokens) + " tokens at " + fixed(generation.prefill_tok_s(), 1) +
          " tok/s; generated " + std::to_string(generation.tokens.size()) + " at " + fixed(generation.decode_tok_s(), 1) + " tok/s (" +
          generation.stop_reason + ")\n" + "cache " + kv_name(cache.spec()) + ", " + std::to_string(cache.tokens()) +
-         " tokens: " + against_full(cache.bytes(), cache.bytes_full()) + "\n" + "layers: " + layer_summary(layers) +
-         "; MLX allocator peak " + human_bytes(memory.peak);
+         " tokens: " + against_full(cache) + "\n" + "layers: " + layer_summary(layers) + "; MLX allocator peak " + human_bytes(memory.peak);
 }
 
 }  // namespace tersor::cli

@@ -26,7 +26,7 @@ Json to_json(std::span<const ops::Choice> choices);
 /// Each distinct choice once, in order.
 std::vector<ops::Choice> distinct(std::vector<ops::Choice> choices);
 /// "1.2 MiB measured, 4.5 MiB in full precision (3.75x)"; a cache that is larger than full gets words for its ratio.
-std::string against_full(uint64_t bytes, uint64_t bytes_full);
+std::string against_full(const cache::KvCache& cache);
 /// Layers that keep something else than what was asked for, otherwise than by request: "; 30 layers keep affine:4: REASON", or nothing.
 std::string departures(std::span<const cache::LayerReport> layers);
 /// "27 compressed, 3 in full precision by request (0, 1, 29)", and the departures.

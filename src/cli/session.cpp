@@ -1,5 +1,7 @@
 #include "cli/session.h"
 
+#include <filesystem>
+
 #include "cli/input.h"
 #include "cli/interrupt.h"
 
@@ -75,6 +77,15 @@ void take_back_last(Session& session, const std::string& path) {
   session.last.reset();
 }
 
+void check_session_target(const std::string& path) {
+  check_writable(path);
+  std::error_code code;
+  if (!std::filesystem::is_regular_file(path, code) || std::filesystem::file_size(path, code) == 0) return;
+  try {
+    cache::KvCache::saved_spec(path);
+  } catch (const Error&) { throw Error(path + ": exists and is not a saved cache; name another file, so that nothing is lost"); }
+}
+
 void save_session(const Session& session, const std::string& path, const model::Transformer& model) {
   cache::Identity extra{{kPendingKey, join_ids(session.pending)}};
   if (session.last) extra[kLastKey] = std::to_string(*session.last);
@@ -83,12 +94,12 @@ void save_session(const Session& session, const std::string& path, const model::
 
 Session load_session(const std::string& path, const model::Transformer& model, ops::Policy policy, const Calibrations& calibrations,
                      const cache::KvSpec* required, std::optional<Dtype> dtype) {
-  cache::KvCache::Loaded loaded =
-      cache::KvCache::load(path, model.identity(), policy, model.precision(), calibrations.of(cache::KvCache::saved_spec(path)));
+  const cache::KvSpec saved = cache::KvCache::saved_spec(path);
+  if (required && !required->reads(saved))
+    throw Error(path + ": holds a cache of " + kv_name(saved) + ", not " + kv_name(*required) +
+                "; leave --kv and the other options of the cache out");
+  cache::KvCache::Loaded loaded = cache::KvCache::load(path, model.identity(), policy, model.precision(), calibrations.of(saved), required);
   Session session{std::move(loaded.cache), {}, {}};
-  if (required && kv_name(*required) != kv_name(session.cache.spec()))
-    throw Error(path + ": holds a cache of " + kv_name(session.cache.spec()) + ", not " + kv_name(*required) +
-                "; leave the --kv options out");
   if (dtype && *dtype != session.cache.full_dtype())
     throw Error(path + ": holds a cache with --dtype " + std::string(name_of(session.cache.full_dtype())) + ", not " +
                 std::string(name_of(*dtype)) + "; leave --dtype out");

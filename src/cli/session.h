@@ -34,6 +34,8 @@ model::Generation reply(const model::Transformer& model, Session& session, const
 /// Throws Error, starting with the name of the session's file, when the last token is not known.
 void take_back_last(Session& session, const std::string& path);
 
+/// Throws Error when a session cannot be saved there, or when that would replace a file of another kind.
+void check_session_target(const std::string& path);
 void save_session(const Session& session, const std::string& path, const model::Transformer& model);
 /// Throws Error when the file is not a cache of this model, or when `required` or `dtype` asks for another one.
 Session load_session(const std::string& path, const model::Transformer& model, ops::Policy policy, const Calibrations& calibrations,

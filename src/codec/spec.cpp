@@ -2,6 +2,10 @@
 #include <array>
 #include <charconv>
 #include <cmath>
+#include <iterator>
+#include <numeric>
+#include <utility>
+#include <vector>
 
 #include "tersor/codec.h"
 
@@ -15,8 +19,49 @@ constexpr std::array kFamilies = {Family::full,           Family::affine, Family
                                   Family::turboquant_rvq, Family::qjl,    Family::vecinfer,   Family::mxfp4,
                                   Family::mxfp8};
 
+// How each name goes on.
+constexpr std::pair<std::string_view, std::string_view> kForms[] = {
+    {"full", "[:fp16|bf16|fp32]"},
+    {"affine", ":{2,3,4,5,6,8}[,group=32|64|128][,axis=channel][,rule=mlx|minmax]"},
+    {"mxfp4", "[,rule=ocp]"},
+    {"mxfp8", "[,rule=ocp]"},
+    {"turboquant", ":{1..6}[.25|.5|.75][,rounds=1|2][,scalar=unbiased|norm|lsq][,seed=N]"},
+    {"turboquant-prod", ":{1..6}[,rounds=1|2][,scalar=norm|lsq][,seed=N]"},
+    {"turboquant-rvq", ":B1+B2[,book=joint][,stages=1][,rounds=1|2][,scalar=...][,seed=N]"},
+    {"qjl", ":ROWS[,sketch=orthogonal|gaussian][,outliers=N][,seed=N]"},
+    {"vecinfer", ":BITS,sub=2..16"},
+};
+
+// Letters to insert, leave out or replace that make one text of the other.
+size_t edits(std::string_view a, std::string_view b) {
+  std::vector<size_t> row(b.size() + 1);
+  std::iota(row.begin(), row.end(), size_t{0});
+  for (size_t i = 0; i < a.size(); ++i) {
+    size_t diagonal = std::exchange(row[0], i + 1);
+    for (size_t j = 0; j < b.size(); ++j) {
+      const size_t replaced = diagonal + (a[i] == b[j] ? 0 : 1);
+      diagonal = std::exchange(row[j + 1], std::min({replaced, row[j] + 1, row[j + 1] + 1}));
+    }
+  }
+  return row.back();
+}
+
+// The form of the codec that is named, or meant, or the names of all.
+std::string advice(std::string_view text) {
+  constexpr size_t kTypingError = 2;
+  const std::string_view name = text.substr(0, text.find_first_of(":,"));
+  const auto* const nearest = std::min_element(std::begin(kForms), std::end(kForms),
+                                               [&](const auto& a, const auto& b) { return edits(name, a.first) < edits(name, b.first); });
+  const std::string form = std::string(nearest->first).append(nearest->second) + (nearest->first == "full" ? "" : "[,centre=N|calibrated]");
+  if (name == nearest->first) return "write " + form;
+  if (edits(name, nearest->first) <= kTypingError) return "did you mean " + form + "?";
+  std::string names;
+  for (const auto& known : kForms) names.append(names.empty() ? "" : ", ").append(known.first);
+  return "there are " + names + " (tersor codec list)";
+}
+
 [[noreturn]] void fail(std::string_view text, const std::string& why) {
-  throw Error("codec \"" + std::string(text) + "\": " + why + "; known codecs: " + known_codecs());
+  throw Error("codec \"" + std::string(text) + "\": " + why + "; " + advice(text));
 }
 
 template <class T>
@@ -233,12 +278,9 @@ std::string_view name_of(Family family) {
 }
 
 std::string known_codecs() {
-  return "full[:fp16|bf16|fp32], affine:{2,3,4,5,6,8}[,group=32|64|128][,axis=channel][,rule=mlx|minmax], mxfp4[,rule=ocp], "
-         "mxfp8[,rule=ocp], turboquant:{1..6}[,rounds=1|2][,scalar=unbiased|norm|lsq][,seed=N], turboquant:{1..5}.{25,5,75}[,...], "
-         "turboquant-prod:{1..6}[,rounds=1|2][,scalar=norm|lsq][,seed=N], "
-         "turboquant-rvq:B1+B2[,book=joint][,stages=1][,rounds=1|2][,scalar=...][,seed=N], "
-         "qjl:ROWS[,sketch=orthogonal|gaussian][,outliers=N][,seed=N], vecinfer:BITS,sub=2..16; all but full take centre=N|calibrated "
-         "for keys";
+  std::string all;
+  for (const auto& [name, form] : kForms) all.append(all.empty() ? "" : ", ").append(name).append(form);
+  return all + "; all but full take centre=N|calibrated for keys";
 }
 
 Spec Spec::parse(std::string_view text) {

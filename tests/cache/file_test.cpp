@@ -63,7 +63,8 @@ const std::vector<std::pair<std::string, std::string>> kSpecs = {{"turboquant:4"
                                                                  {"turboquant:3,rounds=1,seed=77,sinks=300", "turboquant:2"},
                                                                  {"turboquant:4,centre=32,window=16", "turboquant-rvq:2+2"},
                                                                  {"qjl:128,sinks=4,window=20", "turboquant-prod:3"},
-                                                                 {"mxfp8,centre=8", "mxfp4"}};
+                                                                 {"mxfp8,centre=8", "mxfp4"},
+                                                                 {"affine:4,group=32,axis=channel,sinks=4", "affine:4,rule=minmax"}};
 
 TEST_F(File, SavedLoadedAndSavedAgainTwentyTimesGivesTheSameBytes) {
   for (const auto& [keys, values] : kSpecs) {
@@ -103,6 +104,28 @@ TEST_F(File, ContinuesAsIfNothingHadHappened) {
       EXPECT_EQ(loaded.trim(5), 5);
       EXPECT_EQ(loaded.tokens(), 155);
     }
+}
+
+// A cache of two stages can be read by its first alone, and nothing else by another setting.
+TEST_F(File, ReadByTheFirstStageAlone) {
+  const Talks talks("turboquant-rvq:3+2,window=8", "turboquant:4", {1, 2, 64, 64});
+  KvCache cache = talks.make();
+  talks.run(cache, 0, 130, 65);
+  cache.save(path("s"), kModel);
+  const auto load = [&](const char* keys) {
+    const KvSpec as = KvSpec::parse(keys, "turboquant:4");
+    return KvCache::load(path("s"), kModel, Policy::automatic, ops::Precision::int16, {}, &as).cache;
+  };
+  KvCache first = load("turboquant-rvq:3+2,stages=1,window=8"), both = load("turboquant-rvq:3+2,window=8");
+  EXPECT_EQ(first.spec().keys.stages, 1);
+  const std::vector<Rows> all = talks.run(cache, 130, 140, 1), one = talks.run(first, 130, 140, 1), same = talks.run(both, 130, 140, 1);
+  for (int i = 0; i < kLayers; ++i) {
+    EXPECT_EQ(largest_error(same[i], all[i]), 0);
+    EXPECT_GT(largest_error(one[i], all[i]), 1e-3) << "three bits are not five";
+    EXPECT_LT(largest_error(one[i], all[i]), 1) << "but nearly";
+  }
+  EXPECT_THROW(load("turboquant-rvq:2+2,stages=1,window=8"), Error);
+  EXPECT_THROW(load("turboquant-rvq:3+2,stages=1"), Error);
 }
 
 TEST_F(File, ManyTurns) {
