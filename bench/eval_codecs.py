@@ -29,6 +29,7 @@ FAMILIES = {
     "qjl keys, affine:2 values": ["qjl:128/affine:2,group=32", "qjl:256/affine:2,group=32"],
     "affine, groups of 32": ["affine:2,group=32", "affine:3,group=32", "affine:4,group=32", "affine:8,group=32"],
     "affine, centred keys": [f"affine:{b},group=32,centre=256/affine:{b},group=32" for b in (2, 3, 4)],
+    "affine, keys by channel (KIVI)": [f"affine:{b},group=32,axis=channel/affine:{b},group=32" for b in (2, 3, 4)],
     "mxfp": ["mxfp4", "mxfp8"],
     "vecinfer": ["vecinfer:1,sub=8", "vecinfer:1.5,sub=4", "vecinfer:2,sub=4"],
 }
@@ -53,8 +54,12 @@ def evaluate(model, text, kv, files):
     for path in files:
         command += ["--calibration", path]
     result = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)["results"][0]
-    return {**{k: v for k, v in result.items() if not isinstance(v, (dict, list))}, "codec": kv, "bytes": result["kv"]["bytes"],
-            "bytes_full": result["kv"]["bytes_full"]}
+    return {
+        **{k: v for k, v in result.items() if not isinstance(v, (dict, list))},
+        "codec": kv,
+        "bytes": result["kv"]["bytes"],
+        "bytes_full": result["kv"]["bytes_full"],
+    }
 
 
 def draw(rows, path):
@@ -76,15 +81,22 @@ def main():
     model, text, calibration_text, stem = sys.argv[1], sys.argv[2], sys.argv[3], pathlib.Path(sys.argv[4])
     stem.parent.mkdir(parents=True, exist_ok=True)
     record = stem.with_suffix(".json")
-    about = {"model": pathlib.Path(model).name, "text": pathlib.Path(text).name, "tokens": TOKENS,
-             "calibration_text": pathlib.Path(calibration_text).name}
+    about = {
+        "model": pathlib.Path(model).name,
+        "text": pathlib.Path(text).name,
+        "tokens": TOKENS,
+        "calibration_text": pathlib.Path(calibration_text).name,
+    }
     rows = []
     for kv in (kv for family in FAMILIES.values() for kv in family):
         files = [calibration(model, calibration_text, kv, stem)] if kv.startswith(CALIBRATED) else []
         rows.append(evaluate(model, text, kv, files))
         r = rows[-1]
-        print(f"{kv:45} {r['bytes'] / 2**20:6.2f} MiB {r['bytes'] / r['bytes_full']:.3f}  top-1 {100 * r['top1_agreement']:6.2f} %"
-              f"  KL {r['kl_mean']:.5f}  perplexity {r['perplexity']:.2f} ({r['perplexity_full']:.2f})", flush=True)
+        print(
+            f"{kv:45} {r['bytes'] / 2**20:6.2f} MiB {r['bytes'] / r['bytes_full']:.3f}  top-1 {100 * r['top1_agreement']:6.2f} %"
+            f"  KL {r['kl_mean']:.5f}  perplexity {r['perplexity']:.2f} ({r['perplexity_full']:.2f})",
+            flush=True,
+        )
         record.write_text(json.dumps({**about, "results": rows}, indent=1))
     draw(rows, stem.with_suffix(".png"))
 

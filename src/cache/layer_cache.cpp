@@ -24,10 +24,12 @@ std::shared_ptr<const ops::KvFormat> sized(ops::KvFormat format, const LayerShap
   return std::make_shared<const ops::KvFormat>(std::move(format));
 }
 
-// Whether kernels multiply the codes as integers.
+// Whether kernels multiply the codes, or what tables say of them, as integers.
 bool has_integers(const codec::Spec& spec) {
   using codec::Family;
-  return spec.family != Family::full && spec.family != Family::vecinfer && spec.family != Family::mxfp8;
+  constexpr int kTableBits = 8;
+  if (spec.family == Family::vecinfer) return spec.bits <= kTableBits;
+  return spec.family != Family::full && spec.family != Family::mxfp8;
 }
 
 // The calibrated mean of every head's keys, [B, H, D].
@@ -101,11 +103,11 @@ void make_room(State& s, int64_t tokens) {
   s.body.push_back(ops::KvSlab::make(s.body_format, std::max(needed - capacity, capacity == 0 ? kLeastStep : step), first));
 }
 
-// The parts of the new tokens [tokens, tokens + count) that go to the slabs of the body.
-void body_writes(State& s, int64_t count, std::vector<ops::KvWrite>& writes) {
+// The parts of tokens [begin, end), which come in arrays of their own, that go to the slabs of the body.
+void body_writes(State& s, int64_t begin, int64_t end, std::optional<codec::Role> only, std::vector<ops::KvWrite>& writes) {
   for (ops::KvSlab& slab : s.body) {
-    const int64_t low = std::max(s.tokens, slab.first), high = std::min(s.tokens + count, slab.first + slab.capacity);
-    if (low < high) writes.push_back({&slab, low - s.tokens, high - low, low - slab.first});
+    const int64_t low = std::max(begin, slab.first), high = std::min(end, slab.first + slab.capacity);
+    if (low < high) writes.push_back({&slab, low - begin, high - low, low - slab.first, only});
   }
 }
 
@@ -138,7 +140,7 @@ void full_writes(State& s, int64_t count, std::vector<ops::KvWrite>& writes) {
 std::vector<ops::KvWrite> writes_of(State& s, int64_t tokens) {
   make_room(s, tokens);
   std::vector<ops::KvWrite> writes;
-  body_writes(s, tokens, writes);
+  body_writes(s, s.tokens, s.tokens + tokens, s.key_group() > 1 ? std::optional(codec::Role::values) : std::nullopt, writes);
   full_writes(s, tokens, writes);
   return writes;
 }
@@ -147,6 +149,31 @@ void note_written(State& s, const std::vector<ops::KvWrite>& writes, int64_t tok
   s.ticket.reset();
   for (const ops::KvWrite& write : writes) write.slab->count = write.at + write.count;
   s.tokens += tokens;
+}
+
+// Keys of the groups that have been filled since the cache had `before` tokens. They are encoded from the window's numbers, so that it
+// does not matter in which calls they came.
+void encode_groups(State& s, int64_t before) {
+  const int64_t begin = before / s.key_group() * s.key_group(), end = s.unfinished_group();
+  if (s.key_group() == 1 || begin == end) return;
+  const mx::array keys = ops::kv_decode(*s.recent, codec::Role::keys, begin - s.recent->first, end - s.recent->first);
+  std::vector<ops::KvWrite> writes;
+  body_writes(s, begin, end, codec::Role::keys, writes);
+  ops::kv_append(writes, keys, keys, {}, s.append_choice);
+  s.ticket = keys;  // of the window's numbers, which must not change before they have been read
+}
+
+// After a long rewind the keys of the last group are nowhere but in the codes of the group they belonged to: these become the window.
+void reopen_group(State& s) {
+  const int64_t begin = s.unfinished_group(), count = s.tokens - begin;
+  if (count == 0 || (s.recent && s.recent->first <= begin)) return;
+  const auto slab = std::find_if(s.body.begin(), s.body.end(), [&](const ops::KvSlab& x) { return begin < x.first + x.capacity; });
+  const auto decoded = [&](codec::Role role) { return ops::kv_decode(*slab, role, begin - slab->first, s.tokens - slab->first); };
+  s.recent = ops::KvSlab::make(s.recent_format, room(count, recent_limit(s)), begin);
+  const ops::KvWrite write{&*s.recent, 0, count, 0};
+  ops::kv_append({&write, 1}, decoded(codec::Role::keys), decoded(codec::Role::values), s.ticket, s.append_choice);
+  s.recent->count = count;
+  s.ticket = s.recent->data;  // what overwrites the codes waits for it
 }
 
 }  // namespace
@@ -176,6 +203,7 @@ LayerCache::LayerCache(const codec::Spec& keys, const codec::Spec& values, int w
       std::make_shared<const ops::KvBasis>(codecs_of(keys, codec::Role::keys, shape.key_dim, shape, full_dtype, calibration.keys),
                                            codecs_of(values, codec::Role::values, shape.value_dim, shape, full_dtype, calibration.values));
   s.body_format = sized(ops::KvFormat(basis, arrangement), shape, !all_full);
+  if (s.key_group() > 1) s.window = std::max(s.window, s.key_group());
   codec::Spec full;
   full.dtype = full_dtype;
   const auto full_keys = codec::Codec::make(full, codec::Role::keys, shape.key_dim),
@@ -195,6 +223,7 @@ void LayerCache::append(const mx::array& k, const mx::array& v) {
   const auto writes = writes_of(s, shape.tokens);
   ops::kv_append(writes, k, v, s.ticket, s.append_choice, s.centre);
   note_written(s, writes, shape.tokens);
+  encode_groups(s, s.tokens - shape.tokens);
 }
 
 mx::array LayerCache::append_turned(const ops::QueryKeyValue& rows, const ops::RopeParams& rope, const ops::Choice& rope_choice) {
@@ -243,6 +272,7 @@ mx::array LayerCache::attend(const mx::array& q, const AttendOptions& options) {
 bool LayerCache::advances() const {
   const State& s = *state_;
   if (s.body.empty() || s.tokens == 0 || s.tokens <= s.sinks || (s.window > 0 && !s.recent)) return false;
+  if (s.key_group() > 1 && (s.tokens + 1) % s.key_group() == 0) return false;
   const auto last = std::find_if(s.body.rbegin(), s.body.rend(), [](const ops::KvSlab& slab) { return slab.count > 0; });
   return last != s.body.rend() && last->count < last->capacity && (!s.recent || s.recent->count < s.recent->capacity);
 }
@@ -285,6 +315,7 @@ void LayerCache::rewind(int64_t n) {
   if (s.recent) s.recent->count = s.tokens - s.recent->first;
   if (s.tokens == 0) s.sink_slab.reset();
   if (s.tokens == 0 && s.keys.centre > 0) s.centre.reset();  // the next first tokens have a mean of their own
+  if (s.key_group() > 1) reopen_group(s);
 }
 
 LayerCache LayerCache::copy() const {

@@ -109,6 +109,8 @@ void check_slabs(const State& s) {
     fail("lacks its first tokens in full precision");
   if (s.recent && (s.recent->first % s.recent_format->granularity() != 0 || s.recent->first + s.recent->count != s.tokens))
     fail("has a window that does not end with the last token");
+  if (s.unfinished_group() != s.tokens && (!s.recent || s.recent->first > s.unfinished_group()))
+    fail("lacks keys of its last group of tokens");
 }
 
 }  // namespace

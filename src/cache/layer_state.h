@@ -21,12 +21,12 @@ inline constexpr int64_t kLeastStep = 64, kMostStep = 2048, kMostStepOnGpu = 1 <
 /// A GPU attends to so many slabs in one launch at most (besides sinks and window); the body is joined into one before it has more.
 inline constexpr size_t kMostSlabs = 6;
 
-/// Every token is encoded into the body as it arrives, at its position. The first `sinks` tokens and the most recent ones are also
-/// kept in full precision, in the body's (rotated) basis; attention reads each token from the best place it has, by position,
-/// so the result does not depend on how tokens were grouped into calls.
+/// Every token is encoded into the body as it arrives (its key perhaps later: key_group), at its position. The first `sinks` tokens and the
+/// most recent ones are also kept in full precision, in the body's (rotated) basis; attention reads each token from the best place it has,
+/// by position, so the result does not depend on how tokens were grouped into calls.
 struct LayerCache::State {
   codec::Spec keys, values;
-  int64_t window = 0, sinks = 0;  // 0 where everything is full precision anyway
+  int64_t window = 0, sinks = 0;  // in effect: 0 where everything is full precision anyway, at least a group of keys
   LayerShape shape;
   Dtype full_dtype = Dtype::f16;
   ops::Choice append_choice, attend_choice;
@@ -42,6 +42,10 @@ struct LayerCache::State {
   std::string calibration;  // digest_of the one in use, or empty
 
   int64_t capacity() const { return body.empty() ? 0 : body.back().first + body.back().capacity; }
+  /// Keys whose scales belong to channels (axis=channel) are encoded a group of tokens at a time. Until a group is full its keys are in the
+  /// window alone, which is at least that long, and begins no later than the first of them.
+  int64_t key_group() const { return body_format->key_group(); }
+  int64_t unfinished_group() const { return tokens / key_group() * key_group(); }
 };
 
 }  // namespace tersor::cache

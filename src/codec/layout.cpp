@@ -84,7 +84,7 @@ void Layout::make_parts() {
     parts_.push_back(Layout(*this, Part{}, i, offset));
     padded_dim = std::max(padded_dim, parts_.back().stored_begin + parts_.back().padded_dim);
   }
-  const size_t scalars = static_cast<size_t>(scalar_rows) * (by_channel() ? padded_dim : kTileTokens) * scalar_bytes();
+  const size_t scalars = block_scalars() * scalar_bytes();
   scalars_offset = offset;
   stride = block_bytes = offset + scalars;
   for (Layout& part : parts_) {

@@ -90,7 +90,10 @@ struct Layout {
   std::span<const Layout> read_parts() const {
     return family == Family::turboquant_rvq ? parts().first(static_cast<size_t>(codec->spec().stages)) : parts();
   }
+  /// Scales and biases belong to a channel of several tokens, which are encoded together.
   bool by_channel() const { return codec->block_tokens() > 1; }
+  /// All scalars of a block.
+  size_t block_scalars() const { return static_cast<size_t>(scalar_rows) * (by_channel() ? padded_dim : kTileTokens); }
   /// Codes stand for levels, times one norm a token.
   bool has_norms() const { return codec->form().scalar_form == ScalarForm::norm; }
   bool indexed() const { return family == Family::vecinfer; }

@@ -26,14 +26,14 @@ bool StoredMap::needed(const Codec& codec) {
 }
 
 StoredMap::StoredMap(std::span<const std::shared_ptr<const Codec>> codecs, const Layout& layout)
-    : full_begin(layout.padded_dim), heads(codecs.size()) {
+    : full_begin(layout.padded_dim), heads_(codecs.size()) {
   const bool keys = layout.role == Role::keys;
   const int dim = layout.dim, stored = full_begin + (dim + kLanes - 1) / kLanes * kLanes;
   in = keys ? dim : stored, out = keys ? stored : dim;
   const auto width = static_cast<size_t>(out);
-  matrices.assign(heads * static_cast<size_t>(in) * width, 0.0f);
+  matrices.assign(heads_ * static_cast<size_t>(in) * width, 0.0f);
   const std::vector<int> places = padded_places(layout);
-  for (size_t h = 0; h < heads; ++h) {
+  for (size_t h = 0; h < heads_; ++h) {
     float* const to = matrices.data() + h * static_cast<size_t>(in) * width;
     const auto number = [&](int place, int d) -> float& {
       return keys ? to[static_cast<size_t>(d) * width + static_cast<size_t>(place)]

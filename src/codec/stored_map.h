@@ -19,14 +19,15 @@ struct StoredMap {
   static bool needed(const Codec& codec);
 
   int in = 0, out = 0;
-  bool per_head() const { return heads > 1; }
-  int full_begin = 0;  // of the section for full precision
+  bool per_head() const { return heads_ > 1; }
+  size_t heads() const { return heads_; }  // with a map of their own, or 1
+  int full_begin = 0;                      // of the section for full precision
   const float* of_head(int64_t head) const {
-    return matrices.data() + (heads == 1 ? 0 : static_cast<size_t>(head) * static_cast<size_t>(in) * static_cast<size_t>(out));
+    return matrices.data() + (heads_ == 1 ? 0 : static_cast<size_t>(head) * static_cast<size_t>(in) * static_cast<size_t>(out));
   }
 
  private:
-  size_t heads = 1;
+  size_t heads_ = 1;
   std::vector<float> matrices;  // [heads][in][out]
 };
 

@@ -19,7 +19,7 @@ namespace tersor::ops {
 /// How vectors and stored vectors are related in all slabs of a layer: the codecs of its compressed slabs and what goes with them.
 struct KvBasis {
   using Codecs = std::vector<std::shared_ptr<const codec::Codec>>;
-  /// One codec for all KV heads, or one each (of one form). Throws Error when there are no kernels for a codec.
+  /// One codec for all KV heads, or one each (of one form). Throws Error when a codec cannot hold a cache's values.
   KvBasis(Codecs keys, Codecs values);
 
   Codecs key_codecs, value_codecs;
@@ -53,6 +53,8 @@ struct KvFormat {
   /// Tokens a slab's capacity is a multiple of.
   int64_t granularity() const { return std::max(keys.block_tokens, values.block_tokens); }
   bool has(codec::Role role) const { return !only || *only == role; }
+  /// Tokens whose keys are encoded together.
+  int64_t key_group() const { return keys.codec->block_tokens(); }
   size_t side_bytes(codec::Role role, int64_t capacity) const {
     return has(role) ? (role == codec::Role::keys ? keys : values).bytes(capacity) : 0;
   }
@@ -72,16 +74,20 @@ struct KvSlab {
   static KvSlab make(std::shared_ptr<const KvFormat> format, int64_t capacity, int64_t first);
 };
 
-/// Tokens [begin, begin + count) of the new keys and values go to slots [at, at + count) of a slab.
+/// Tokens [begin, begin + count) of the new keys and values go to slots [at, at + count) of a slab. Keys with groups of several tokens
+/// (KvFormat::key_group) go there by whole groups.
 struct KvWrite {
   KvSlab* slab;
   int64_t begin, count, at;
+  std::optional<codec::Role> only = std::nullopt;  // one side alone (CPU and composed)
+  bool writes(codec::Role role) const;             // that side of the slab
 };
 
 /// Encodes k and v ([B, L, H * D] tokens major or [B, H, L, D] heads major) into the slabs, in place: the slabs' arrays are replaced by
 /// arrays that share their memory, so whatever reads them depends on the write. Each slab at most once. Slots that an earlier attention
 /// read may be overwritten: `after` (the last attention's ticket) makes the write wait for it. centre: float32 [B, H, D], subtracted from
 /// every key first.
+/// v is not looked at where no write takes values.
 void kv_append(std::span<const KvWrite> writes, const mx::array& k, const mx::array& v, const std::optional<mx::array>& after,
                const Choice& choice, const std::optional<mx::array>& centre = {}, mx::StreamOrDevice s = {});
 
@@ -122,8 +128,8 @@ void kv_append_composed(std::span<const KvWrite> writes, const mx::array& k, con
 KvAttended kv_attend_composed(const mx::array& q, std::span<const KvRead> reads, const AttendOptions& options, int64_t position,
                               mx::StreamOrDevice s);
 
-/// The vectors of a slab in lanes, as attention sees them: float32 [B, H, count, dim]; keys without the centre that was subtracted. Of keys
-/// behind a sketch or a smoothing, k with <q, k> = the score. In composed MLX operations.
-mx::array kv_decode(const KvSlab& slab, codec::Role role, mx::StreamOrDevice s = {});
+/// The vectors of tokens [begin, end) of a slab in lanes, as attention sees them: float32 [B, H, end - begin, dim]; keys without the centre
+/// that was subtracted. Of keys behind a sketch or a smoothing, k with <q, k> = the score. In composed MLX operations.
+mx::array kv_decode(const KvSlab& slab, codec::Role role, int64_t begin, int64_t end, mx::StreamOrDevice s = {});
 
 }  // namespace tersor::ops

@@ -3,6 +3,7 @@
 #include <mlx/ops.h>
 #include <mlx/primitives.h>
 
+#include <algorithm>
 #include <stdexcept>
 
 #include "base/thread_pool.h"
@@ -49,8 +50,8 @@ class KvAppend : public Node {
       outputs[i].copy_shared_buffer(inputs[2 + i]);
       uint8_t* slab = outputs[i].data<uint8_t>();
       const KvTarget& target = call_.targets[i];
-      if (target.format->has(codec::Role::keys)) jobs.push_back(encode_params(target, true, rows_of(k, call_.keys), slab, centre));
-      if (target.format->has(codec::Role::values)) jobs.push_back(encode_params(target, false, rows_of(v, call_.values), slab, centre));
+      if (target.keys) jobs.push_back(encode_params(target, true, rows_of(k, call_.keys), slab, centre));
+      if (target.values) jobs.push_back(encode_params(target, false, rows_of(v, call_.values), slab, centre));
     }
     // The formats must outlive the work.
     dispatch(encoder, [first = std::move(jobs), targets = call_.targets](Later later) {
@@ -84,6 +85,8 @@ void check_writes(std::span<const KvWrite> writes, int64_t tokens) {
     if (write.at < 0 || write.count < 0 || write.at + write.count > write.slab->capacity || write.begin < 0 ||
         write.begin + write.count > tokens)
       throw std::invalid_argument("[kv_append] write outside the slab or the new tokens");
+    if (const int64_t group = write.slab->format->key_group(); write.writes(codec::Role::keys) && (write.at % group || write.count % group))
+      throw std::invalid_argument("[kv_append] keys of this codec are written in whole groups of " + std::to_string(group) + " tokens");
     for (size_t j = 0; j < i; ++j)
       if (writes[j].slab == write.slab) throw std::invalid_argument("[kv_append] two writes to one slab; merge them or append twice");
   }
@@ -92,7 +95,8 @@ void check_writes(std::span<const KvWrite> writes, int64_t tokens) {
 KvAppendCall checked_call(std::span<const KvWrite> writes, const mx::array& k, const mx::array& v) {
   const KvFormat& format = *writes[0].slab->format;
   const RowShape keys = RowShape::of(k, format.heads, format.keys.dim, "kv_append", "k");
-  const RowShape values = RowShape::of(v, format.heads, format.values.dim, "kv_append", "v");
+  const bool has_values = std::any_of(writes.begin(), writes.end(), [](const KvWrite& w) { return w.writes(codec::Role::values); });
+  const RowShape values = has_values ? RowShape::of(v, format.heads, format.values.dim, "kv_append", "v") : keys;
   if (keys.batch != format.batch || values.batch != format.batch || keys.tokens != values.tokens)
     throw std::invalid_argument("[kv_append] k and v must have the cache's batch size " + std::to_string(format.batch) +
                                 " and equally many tokens");
@@ -100,7 +104,8 @@ KvAppendCall checked_call(std::span<const KvWrite> writes, const mx::array& k, c
   check_writes(writes, keys.tokens);
   KvAppendCall call{{}, keys, values};
   for (const KvWrite& write : writes)
-    call.targets.push_back({write.slab->format, write.slab->capacity, write.begin, write.count, write.at});
+    call.targets.push_back({write.slab->format, write.slab->capacity, write.begin, write.count, write.at, write.writes(codec::Role::keys),
+                            write.writes(codec::Role::values)});
   return call;
 }
 
@@ -133,6 +138,8 @@ mx::array add_node(std::span<const KvWrite> writes, const KvAppendCall& call, st
 }
 
 }  // namespace
+
+bool KvWrite::writes(codec::Role role) const { return slab->format->has(role) && (!only || *only == role); }
 
 KvSlab KvSlab::make(std::shared_ptr<const KvFormat> format, int64_t capacity, int64_t first) {
   const int64_t step = format->granularity();

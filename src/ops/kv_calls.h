@@ -13,6 +13,7 @@ namespace tersor::ops {
 struct KvTarget {
   std::shared_ptr<const KvFormat> format;
   int64_t capacity, begin, count, at;
+  bool keys, values;  // the sides that are written
 };
 /// Rotary embedding on the way into a cache.
 struct KvTurn {

@@ -14,6 +14,12 @@ namespace {
 
 using composed::CodeBlocks;
 
+// What encodes keys, or values.
+struct Side {
+  const KvBasis::Codecs& codecs;
+  const std::optional<codec::StoredMap>& map;
+};
+
 // [B, H, L, dim] float32, centred, cleaned and rotated.
 mx::array stored_basis(const mx::array& x, const RowShape& shape, bool sanitise, const codec::Rotation* rotation,
                        const std::optional<mx::array>& centre, mx::StreamOrDevice s) {
@@ -30,29 +36,31 @@ mx::array stored_basis(const mx::array& x, const RowShape& shape, bool sanitise,
 }
 
 // Whole blocks with the rows of y put in from token `at` on.
-mx::array with_tokens(const codec::Layout& layout, const KvBasis::Codecs& codecs, const mx::array& bytes, const mx::array& y, int at,
+mx::array with_tokens(const codec::Layout& layout, const Side& side, const mx::array& bytes, const mx::array& y, int at,
                       mx::StreamOrDevice s) {
-  const auto put = [&](const mx::array& all, const mx::array& rows) {
-    return mx::slice_update(all, rows, mx::Shape{0, 0, at, 0}, mx::Shape{all.shape(0), all.shape(1), at + rows.shape(2), rows.shape(3)}, s);
+  const auto put_at = [&](int first, const mx::array& all, const mx::array& rows) {
+    return mx::slice_update(all, rows, mx::Shape{0, 0, first, 0},
+                            mx::Shape{all.shape(0), all.shape(1), first + rows.shape(2), rows.shape(3)}, s);
   };
+  const auto put = [&](const mx::array& all, const mx::array& rows) { return put_at(at, all, rows); };
   if (layout.family == codec::Family::full)
     return composed::pack_full(layout, put(composed::unpack_full(layout, bytes, s), mx::astype(y, mlx_dtype(layout.dtype), s)), s);
-  const CodeBlocks fresh = composed::encode(layout, codecs, y, s);
+  const CodeBlocks fresh = composed::encode(layout, side.codecs, side.map, y, s);
   CodeBlocks blocks = composed::unpack_blocks(layout, bytes, s);
   for (size_t p = 0; p < blocks.codes.size(); ++p) blocks.codes[p] = put(blocks.codes[p], fresh.codes[p]);
-  if (layout.scalar_rows > 0) blocks.scalars = put(blocks.scalars, fresh.scalars);
+  if (layout.scalar_rows > 0) blocks.scalars = put_at(layout.by_channel() ? at / layout.group : at, blocks.scalars, fresh.scalars);
   return composed::pack_blocks(layout, blocks, s);
 }
 
 // The slab with rows [begin, begin + count) of y at slots [at, ...); `offset` is where this side's blocks start in a head.
-mx::array written(const codec::Layout& layout, const KvBasis::Codecs& codecs, const mx::array& slab, size_t offset, const mx::array& y,
+mx::array written(const codec::Layout& layout, const Side& side, const mx::array& slab, size_t offset, const mx::array& y,
                   const KvWrite& write, mx::StreamOrDevice s) {
   const auto i = [](auto n) { return static_cast<int>(n); };
   const int64_t first = write.at / layout.block_tokens;
   const size_t from = offset + first * layout.block_bytes, to = offset + layout.bytes(write.at + write.count);
   const mx::Shape start{0, 0, i(from)}, stop{slab.shape(0), slab.shape(1), i(to)};
   const mx::array rows = mx::slice(y, {0, 0, i(write.begin), 0}, {y.shape(0), y.shape(1), i(write.begin + write.count), y.shape(3)}, s);
-  const mx::array blocks = with_tokens(layout, codecs, mx::slice(slab, start, stop, s), rows, i(write.at - first * layout.block_tokens), s);
+  const mx::array blocks = with_tokens(layout, side, mx::slice(slab, start, stop, s), rows, i(write.at - first * layout.block_tokens), s);
   return mx::slice_update(slab, blocks, start, stop, s);
 }
 
@@ -66,15 +74,15 @@ void kv_append_composed(std::span<const KvWrite> writes, const mx::array& k, con
     const KvFormat& format = *slab.format;
     const KvBasis& basis = *format.basis;
     const RowShape keys = RowShape::of(k, format.heads, format.keys.dim, "kv_append", "k");
-    const RowShape values = RowShape::of(v, format.heads, format.values.dim, "kv_append", "v");
-    const auto put = [&](const codec::Layout& layout, const KvBasis::Codecs& codecs, size_t offset, const mx::array& rows) {
-      slab.data = written(layout, codecs, slab.data, offset, rows, write, s);
+    const auto put = [&](const codec::Layout& layout, const Side& side, size_t offset, const mx::array& rows) {
+      slab.data = written(layout, side, slab.data, offset, rows, write, s);
     };
-    if (format.has(codec::Role::keys))
-      put(format.keys, basis.key_codecs, 0, stored_basis(k, keys, format.sanitise, basis.key_rotation, centre, s));
-    if (format.has(codec::Role::values))
-      put(format.values, basis.value_codecs, format.values_offset(slab.capacity),
-          stored_basis(v, values, format.sanitise, basis.value_rotation, std::nullopt, s));
+    if (write.writes(codec::Role::keys))
+      put(format.keys, {basis.key_codecs, basis.key_map}, 0, stored_basis(k, keys, format.sanitise, basis.key_rotation, centre, s));
+    if (write.writes(codec::Role::values))
+      put(format.values, {basis.value_codecs, basis.value_map}, format.values_offset(slab.capacity),
+          stored_basis(v, RowShape::of(v, format.heads, format.values.dim, "kv_append", "v"), format.sanitise, basis.value_rotation,
+                       std::nullopt, s));
   }
 }
 

@@ -44,7 +44,7 @@ mx::array load_queries(const mx::array& q, const RowShape& shape, const KvFormat
   x = mx::multiply(mx::astype(x, mx::float32, s), mx::array(scale), s);
   if (format.basis->key_rotation) x = mx::matmul(x, composed::rotation_matrix(*format.basis->key_rotation), s);
   x = mx::reshape(x, {batch, format.heads, heads / format.heads * tokens, dim}, s);
-  return format.basis->key_map ? mx::matmul(x, composed::map_matrix(*format.basis->key_map, format.heads), s) : x;
+  return format.basis->key_map ? mx::matmul(x, composed::map_matrix(*format.basis->key_map), s) : x;
 }
 
 mx::array by_group(const mx::array& mask, int kv_heads, int group, mx::StreamOrDevice s) {
@@ -159,7 +159,7 @@ mx::array finish(const Call& call, const Running& running, const KvFormat& forma
   const int heads = call.kv_heads * call.group, dim = format.values.dim;
   if (format.basis->value_map) {
     const mx::Shape rows{call.batch, call.kv_heads, call.group * call.rows, composed::stored_width(format, codec::Role::values)};
-    out = mx::matmul(mx::reshape(out, rows, s), composed::map_matrix(*format.basis->value_map, call.kv_heads), s);
+    out = mx::matmul(mx::reshape(out, rows, s), composed::map_matrix(*format.basis->value_map), s);
   }
   out = mx::reshape(out, {call.batch, heads, call.rows, dim}, s);
   if (format.basis->value_rotation) out = mx::matmul(out, mx::transpose(composed::rotation_matrix(*format.basis->value_rotation), s), s);

@@ -133,6 +133,7 @@ mx::array unpack_scalars(const codec::Layout& layout, const mx::array& blocks, m
   if (layout.scalar_rows == 0) return mx::zeros({b, h, n * kTileTokens, 0}, mx::uint16, s);
   const mx::array bytes = mx::contiguous(byte_range(blocks, layout.scalars_offset, layout.block_bytes, s), false, s);
   const mx::array stored = layout.scalar_bytes() == 1 ? bytes : mx::view(bytes, mx::uint16, s);
+  if (layout.by_channel()) return mx::reshape(stored, {b, h, n * kTileTokens / layout.group, 2 * layout.padded_dim}, s);
   const mx::array rows = mx::reshape(stored, {b, h, n, layout.scalar_rows, kTileTokens}, s);
   return mx::reshape(mx::swapaxes(rows, 3, 4, s), {b, h, n * kTileTokens, layout.scalar_rows}, s);
 }
@@ -147,7 +148,8 @@ CodeBlocks unpack_blocks(const codec::Layout& layout, const mx::array& bytes, mx
 }
 
 mx::array pack_blocks(const codec::Layout& layout, const CodeBlocks& blocks, mx::StreamOrDevice s) {
-  const int b = blocks.scalars.shape(0), h = blocks.scalars.shape(1), n = blocks.scalars.shape(2) / kTileTokens;
+  const mx::Shape& shape = blocks.codes[0].shape();
+  const int b = shape[0], h = shape[1], n = shape[2] / kTileTokens;
   std::vector<mx::array> pieces;
   for (size_t p = 0; p < layout.parts().size(); ++p) {
     const codec::Layout& part = layout.parts()[p];
@@ -159,7 +161,9 @@ mx::array pack_blocks(const codec::Layout& layout, const CodeBlocks& blocks, mx:
       pieces.push_back(pack_plane(part, plane.bits, mx::astype(fields, mx::uint8, s), s));
     }
   }
-  if (layout.scalar_rows > 0) {
+  if (layout.by_channel()) {
+    pieces.push_back(mx::view(mx::reshape(blocks.scalars, {b, h, n, static_cast<int>(layout.block_scalars())}, s), mx::uint8, s));
+  } else if (layout.scalar_rows > 0) {
     const mx::array rows = mx::swapaxes(mx::reshape(blocks.scalars, {b, h, n, kTileTokens, layout.scalar_rows}, s), 3, 4, s);
     const mx::array stored = mx::reshape(mx::contiguous(rows, false, s), {b, h, n, layout.scalar_rows * kTileTokens}, s);
     pieces.push_back(layout.scalar_bytes() == 1 ? stored : mx::view(stored, mx::uint8, s));
@@ -237,10 +241,22 @@ mx::array look_up(const codec::Layout& part, const KvBasis::Codecs& codecs, cons
   return mx::reshape(mx::take(books, at, 0, s), {at.shape(0), at.shape(1), at.shape(2), part.dim}, s);
 }
 
+// Scales and biases of channels, for groups of tokens.
+mx::array decode_channels(const codec::Layout& part, const mx::array& codes, const mx::array& all_scalars, mx::StreamOrDevice s) {
+  const int b = codes.shape(0), h = codes.shape(1), tokens = codes.shape(2), groups = tokens / part.group, width = part.padded_dim;
+  const mx::array scalars = mx::reshape(decode_scales(all_scalars, s), {b, h, groups, 2, width}, s);
+  const mx::array scales = mx::take(scalars, mx::array({0}, {1}, mx::int32), 3, s),
+                  biases = mx::take(scalars, mx::array({1}, {1}, mx::int32), 3, s);
+  const mx::array grouped = mx::reshape(mx::astype(codes, mx::float32, s), {b, h, groups, part.group, width}, s);
+  const mx::array numbers = mx::add(mx::multiply(grouped, scales, s), biases, s);
+  return cut(mx::reshape(numbers, {b, h, tokens, width}, s), part.dim, s);
+}
+
 // What one part decodes to: [B, H, tokens, part.dim].
 mx::array decode_part(const codec::Layout& part, const KvBasis::Codecs& codecs, const mx::array& codes, const mx::array& all_scalars,
                       mx::StreamOrDevice s) {
   if (part.indexed()) return look_up(part, codecs, codes, s);
+  if (part.by_channel()) return decode_channels(part, codes, all_scalars, s);
   const mx::array inner = cut(codes, part.dim, s), scalars = scalars_of(part, all_scalars, s);
   if (part.has_norms()) {
     const mx::array levels(part.levels, {1 << part.bits}, mx::float32);
@@ -270,10 +286,12 @@ mx::array decode_tokens(const KvSlab& slab, codec::Role role, int64_t begin, int
   const codec::Layout& layout = keys ? format.keys : format.values;
   const int width = stored_width(format, role), heads = slab.data.shape(1), batch = slab.data.shape(0);
   const size_t offset = keys ? 0 : format.values_offset(slab.capacity);
-  const auto from = static_cast<int>(offset + static_cast<size_t>(begin / layout.block_tokens) * layout.block_bytes);
+  const int64_t first = begin / layout.block_tokens;
+  const auto from = static_cast<int>(offset + static_cast<size_t>(first) * layout.block_bytes),
+             at = static_cast<int>(begin - first * layout.block_tokens);
   const mx::array bytes = mx::slice(slab.data, {0, 0, from}, {batch, heads, static_cast<int>(offset + layout.bytes(end))}, s);
   const mx::array numbers = decode_blocks(layout, keys ? format.basis->key_codecs : format.basis->value_codecs, bytes, width, s);
-  return mx::slice(numbers, {0, 0, 0, 0}, {batch, heads, static_cast<int>(end - begin), width}, s);
+  return mx::slice(numbers, {0, 0, at, 0}, {batch, heads, at + static_cast<int>(end - begin), width}, s);
 }
 
 mx::array in_section(const mx::array& x, int begin, int width, mx::StreamOrDevice s) {
@@ -315,9 +333,8 @@ mx::array rotation_matrix(const codec::Rotation& rotation) {
   return matrices.emplace(key, mx::array(matrix.data(), {dim, dim}, mx::float32)).first->second;
 }
 
-mx::array map_matrix(const codec::StoredMap& map, int heads) {
-  const int count = map.per_head() ? heads : 1;
-  return mx::array(map.of_head(0), {count, map.in, map.out}, mx::float32);
+mx::array map_matrix(const codec::StoredMap& map) {
+  return mx::array(map.of_head(0), {static_cast<int>(map.heads()), map.in, map.out}, mx::float32);
 }
 
 }  // namespace tersor::ops::composed

@@ -16,7 +16,9 @@ namespace tersor::ops::composed {
 /// Whole blocks of a compressed layout, by token.
 struct CodeBlocks {
   std::vector<mx::array> codes;  // of each part, uint8 (uint16 above 8 bits) [B, H, tokens, padded dim]; indices [B, H, tokens, codes]
-  mx::array scalars;             // uint16 or (exponents) uint8 [B, H, tokens, scalar rows], as stored
+  /// As stored, uint16 or (exponents) uint8: [B, H, tokens, scalar rows], or by channel [B, H, groups of tokens, 2 * padded dim], scales
+  /// before biases.
+  mx::array scalars;
 };
 
 /// bytes: uint8 [B, H, blocks * block_bytes].
@@ -42,8 +44,7 @@ mx::array decode_blocks(const codec::Layout& layout, const KvBasis::Codecs& code
                         mx::StreamOrDevice s);
 /// Numbers of a stored vector in this role, of all slabs of a basis.
 int stored_width(const KvFormat& format, codec::Role role);
-/// The stored vectors of tokens [begin, end) of a slab in lanes, begin a multiple of its block size: float32 [B, H, end - begin,
-/// stored_width].
+/// The stored vectors of tokens [begin, end) of a slab in lanes: float32 [B, H, end - begin, stored_width].
 mx::array decode_tokens(const KvSlab& slab, codec::Role role, int64_t begin, int64_t end, mx::StreamOrDevice s);
 /// x [B, H, tokens, n] as numbers begin ... of rows of `width`.
 mx::array in_section(const mx::array& x, int begin, int width, mx::StreamOrDevice s);
@@ -52,7 +53,7 @@ mx::array in_section(const mx::array& x, int begin, int width, mx::StreamOrDevic
 mx::array group_of_dims(const codec::Layout& layout);
 
 /// A StoredMap's matrices: float32 [heads or 1, in, out].
-mx::array map_matrix(const codec::StoredMap& map, int heads);
+mx::array map_matrix(const codec::StoredMap& map);
 /// [dim, dim] float32, orthogonal: rows x of numbers become x * matrix; the inverse is x * transpose(matrix). Cached.
 mx::array rotation_matrix(const codec::Rotation& rotation);
 

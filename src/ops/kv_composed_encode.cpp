@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <functional>
 #include <utility>
 
 #include "codec/levels.h"
@@ -35,18 +34,11 @@ mx::array levels_of(const codec::LevelTable& table, const mx::array& codes, mx::
   return mx::take(mx::array(table.levels.data(), {static_cast<int>(table.levels.size())}, mx::float32), codes, s);
 }
 
-// Every codec's matrix [rows][columns] as [heads, columns, rows], so that vectors are multiplied from the left.
-mx::array by_head(const KvBasis::Codecs& codecs, int rows, int columns, const std::function<std::vector<float>(const Codec&)>& matrix,
-                  mx::StreamOrDevice s) {
-  std::vector<float> numbers;
-  for (const auto& one : codecs) {
-    const std::vector<float> m = matrix(*one);
-    numbers.insert(numbers.end(), m.begin(), m.end());
-  }
-  return mx::swapaxes(mx::array(numbers.data(), {static_cast<int>(codecs.size()), rows, columns}, mx::float32), 1, 2, s);
-}
-mx::array query_map(const KvBasis::Codecs& codecs, mx::StreamOrDevice s) {
-  return by_head(codecs, codecs[0]->stored_dim(), codecs[0]->dim(), codec::query_matrix, s);
+// What turns vectors into one part's section of the stored ones: [heads or 1, dim, part.dim]. For values it is the way back, transposed.
+mx::array section_map(const codec::Layout& part, const codec::StoredMap& map, mx::StreamOrDevice s) {
+  const mx::array all = map_matrix(map);
+  const mx::array way = part.role == codec::Role::keys ? all : mx::swapaxes(all, 1, 2, s);
+  return mx::slice(way, {0, 0, part.stored_begin}, {way.shape(0), way.shape(1), part.stored_begin + part.dim}, s);
 }
 
 // What makes numbers of about unit variance. Below 1e-30 the stored scalar is 0; the quotient must stay finite, or 0 would become NaN.
@@ -88,32 +80,29 @@ CodeBlocks of_parts(const std::vector<Coded>& parts, mx::StreamOrDevice s) {
   return blocks;
 }
 
-CodeBlocks encode_split(const codec::Layout& layout, const KvBasis::Codecs& codecs, const mx::array& x, mx::StreamOrDevice s) {
-  const mx::array y = mx::matmul(x, query_map(codecs, s), s);
+CodeBlocks encode_split(const codec::Layout& layout, const codec::StoredMap& map, const mx::array& x, mx::StreamOrDevice s) {
   const ScalarRule rule = codec::resolved(layout.codec->spec().scalar, layout.role);
   std::vector<Coded> parts;
   for (const codec::Layout& part : layout.parts())
-    parts.push_back(quantise(*part.table, rule, columns(y, part.first_code, part.first_code + part.codes, s), s));
+    parts.push_back(quantise(*part.table, rule, mx::matmul(x, section_map(part, map, s), s), s));
   return of_parts(parts, s);
 }
 
 // x is not rotated: prod has a map.
-CodeBlocks encode_prod(const codec::Layout& layout, const KvBasis::Codecs& codecs, const mx::array& x, mx::StreamOrDevice s) {
+CodeBlocks encode_prod(const codec::Layout& layout, const codec::StoredMap& map, const mx::array& x, mx::StreamOrDevice s) {
   const Codec& c = *layout.codec;
-  const int pieces = static_cast<int>(layout.parts().size());
-  const mx::array map = query_map(codecs, s);  // [1, dim, stored]: rotation, then sketch of the rotated
-  if (pieces == 1) return of_parts({signs(mx::matmul(x, map, s), x, c.sketch_factor(0), s)}, s);
+  const mx::array sketch = section_map(layout.parts().back(), map, s);
+  if (layout.parts().size() == 1) return of_parts({signs(mx::matmul(x, sketch, s), x, c.sketch_factor(0), s)}, s);
   const ScalarRule rule = c.spec().scalar == ScalarRule::automatic ? ScalarRule::norm : c.spec().scalar;
-  const std::vector<mx::array> maps = mx::split(map, 2, 2, s);
-  const mx::array y = mx::matmul(x, maps[0], s);
+  const mx::array rotation = section_map(layout.parts()[0], map, s), y = mx::matmul(x, rotation, s);
   const Coded first = quantise(*layout.parts()[0].table, rule, y, s);
   const mx::array taken = mx::multiply(levels_of(*layout.parts()[0].table, first.codes, s), decode_norms(first.scalar, s), s);
-  const mx::array rest = mx::matmul(mx::subtract(y, taken, s), mx::swapaxes(maps[0], 1, 2, s), s);
-  return of_parts({first, signs(mx::matmul(rest, maps[1], s), rest, c.sketch_factor(1), s)}, s);
+  const mx::array rest = mx::matmul(mx::subtract(y, taken, s), mx::swapaxes(rotation, 1, 2, s), s);
+  return of_parts({first, signs(mx::matmul(rest, sketch, s), rest, c.sketch_factor(1), s)}, s);
 }
 
-CodeBlocks encode_qjl(const codec::Layout& layout, const KvBasis::Codecs& codecs, const mx::array& x, mx::StreamOrDevice s) {
-  const mx::array sketch = mx::matmul(x, query_map(codecs, s), s);
+CodeBlocks encode_qjl(const codec::Layout& layout, const KvBasis::Codecs& codecs, const codec::StoredMap& map, const mx::array& x,
+                      mx::StreamOrDevice s) {
   std::vector<float> apart;  // [heads][1][dim]: 1 at channels with a sketch of their own
   for (const auto& one : codecs) {
     std::vector<float> mask(static_cast<size_t>(layout.dim), 0.0f);
@@ -125,8 +114,7 @@ CodeBlocks encode_qjl(const codec::Layout& layout, const KvBasis::Codecs& codecs
   for (size_t p = 0; p < layout.parts().size(); ++p) {
     const codec::Layout& part = layout.parts()[p];
     const mx::array chosen = mx::multiply(x, p == 0 ? mx::subtract(number(1.0f), mask, s) : mask, s);
-    parts.push_back(signs(columns(sketch, part.first_code, part.first_code + part.codes, s), chosen,
-                          layout.codec->sketch_factor(static_cast<int>(p)), s));
+    parts.push_back(signs(mx::matmul(x, section_map(part, map, s), s), chosen, layout.codec->sketch_factor(static_cast<int>(p)), s));
   }
   return of_parts(parts, s);
 }
@@ -166,22 +154,15 @@ CodeBlocks encode_rvq(const codec::Layout& layout, const mx::array& y, mx::Strea
   return {{codes->first, codes->second}, scalar_of(codec::resolved(layout.codec->spec().scalar, layout.role), y, levels, s)};
 }
 
-// Keys: H diag(1 / lambda), from M = H diag(lambda), whose columns have the length lambda.
-std::vector<float> smoothing_map(const Codec& codec) {
-  std::vector<float> m = codec::query_matrix(codec);
-  const auto dim = static_cast<size_t>(codec.dim());
-  for (size_t c = 0; c < dim; ++c) {
-    double length2 = 0;
-    for (size_t r = 0; r < dim; ++r) length2 += static_cast<double>(m[r * dim + c]) * m[r * dim + c];
-    for (size_t r = 0; r < dim; ++r) m[r * dim + c] = static_cast<float>(m[r * dim + c] / length2);
-  }
-  return m;
-}
-
-CodeBlocks encode_indices(const codec::Layout& layout, const KvBasis::Codecs& codecs, const mx::array& x, mx::StreamOrDevice s) {
+// Keys are encoded as H diag(1 / lambda) k, from the queries' H diag(lambda), whose columns have the length lambda.
+CodeBlocks encode_indices(const codec::Layout& layout, const KvBasis::Codecs& codecs, const std::optional<codec::StoredMap>& map,
+                          const mx::array& x, mx::StreamOrDevice s) {
   const int sub = layout.codec->spec().sub, count = 1 << layout.bits, heads = static_cast<int>(codecs.size());
-  const bool keys = layout.role == codec::Role::keys;
-  const mx::array y = keys ? mx::matmul(x, by_head(codecs, layout.dim, layout.dim, smoothing_map, s), s) : x;
+  mx::array y = x;
+  if (map) {
+    const mx::array smoothing = section_map(layout, *map, s);
+    y = mx::matmul(x, mx::divide(smoothing, mx::sum(mx::square(smoothing, s), 2, true, s), s), s);
+  }
   std::vector<float> numbers;
   for (const auto& codec : codecs) numbers.insert(numbers.end(), codec->centroids().begin(), codec->centroids().end());
   const mx::array books(numbers.data(), {heads, count, sub}, mx::float32);
@@ -207,6 +188,36 @@ std::pair<mx::array, mx::array> affine_from_ranges(const mx::array& lo, const mx
   return {mx::where(adjusts, mx::divide(edge, zero_code, s), scale, s), edge};
 }
 
+// Codes of numbers against scales and biases as stored, which broadcast.
+mx::array affine_codes(const mx::array& x, const mx::array& scale, const mx::array& bias, int bits, mx::StreamOrDevice s) {
+  const mx::array steps(static_cast<float>((1 << bits) - 1));
+  const mx::array code = mx::round(mx::divide(mx::subtract(x, bias, s), scale, s), s);
+  const mx::array clamped = mx::minimum(mx::maximum(code, number(0.0f), s), steps, s);
+  return mx::astype(mx::where(mx::equal(scale, number(0.0f), s), number(0.0f), clamped, s), mx::uint8, s);
+}
+
+// Scales and biases from extremes, not yet rounded.
+std::pair<mx::array, mx::array> affine_by_rule(const codec::Layout& layout, const mx::array& low, const mx::array& high,
+                                               mx::StreamOrDevice s) {
+  const codec::Spec& spec = layout.codec->spec();
+  const auto rule = spec.rule.value_or(layout.by_channel() ? codec::GroupRule::minmax : codec::GroupRule::mlx);
+  if (rule != codec::GroupRule::minmax) return affine_from_ranges(low, high, layout.bits, s);
+  return {mx::divide(mx::subtract(high, low, s), mx::array(static_cast<float>((1 << layout.bits) - 1)), s), low};
+}
+
+// Each channel of a group of tokens.
+CodeBlocks encode_channels(const codec::Layout& layout, const mx::array& x, mx::StreamOrDevice s) {
+  const int b = x.shape(0), h = x.shape(1), groups = x.shape(2) / layout.group;
+  const mx::array grouped = mx::reshape(x, {b, h, groups, layout.group, layout.dim}, s);
+  const auto [scales, biases] = affine_by_rule(layout, mx::min(grouped, 3, true, s), mx::max(grouped, 3, true, s), s);
+  const mx::array stored = encode_scales(mx::concatenate({scales, biases}, 3, s), s);  // [B, H, groups, 2, dim]
+  const std::vector<mx::array> rounded = mx::split(decode_scales(stored, s), 2, 3, s);
+  const mx::array codes = affine_codes(grouped, rounded[0], rounded[1], layout.bits, s);
+  const mx::array padded =
+      mx::pad(stored, {{0, 0}, {0, 0}, {0, 0}, {0, 0}, {0, layout.padded_dim - layout.dim}}, mx::array(0, mx::uint16), "constant", s);
+  return {{mx::reshape(codes, x.shape(), s)}, mx::reshape(padded, {b, h, groups, 2 * layout.padded_dim}, s)};
+}
+
 // The extremes of every group, [B, H, L, groups].
 std::pair<mx::array, mx::array> group_ranges(const codec::Layout& layout, const mx::array& x, mx::StreamOrDevice s) {
   std::vector<mx::array> lows, highs;
@@ -218,20 +229,15 @@ std::pair<mx::array, mx::array> group_ranges(const codec::Layout& layout, const 
 }
 
 CodeBlocks encode_affine(const codec::Layout& layout, const mx::array& x, mx::StreamOrDevice s) {
+  if (layout.by_channel()) return encode_channels(layout, x, s);
   const auto [low, high] = group_ranges(layout, x, s);
-  const mx::array steps(static_cast<float>((1 << layout.bits) - 1));
-  const bool extremes = layout.codec->spec().rule == codec::GroupRule::minmax;
-  const auto [scales, biases] =
-      extremes ? std::pair(mx::divide(mx::subtract(high, low, s), steps, s), low) : affine_from_ranges(low, high, layout.bits, s);
+  const auto [scales, biases] = affine_by_rule(layout, low, high, s);
   const mx::array stored = encode_scales(mx::concatenate({scales, biases}, 3, s), s);
   // Codes are chosen against the scale and bias as stored.
   const std::vector<mx::array> rounded = mx::split(decode_scales(stored, s), 2, 3, s);
   const mx::array groups = group_of_dims(layout);
   const mx::array scale = mx::take(rounded[0], groups, 3, s), bias = mx::take(rounded[1], groups, 3, s);
-  const mx::array code = mx::round(mx::divide(mx::subtract(x, bias, s), scale, s), s);
-  const mx::array clamped = mx::minimum(mx::maximum(code, number(0.0f), s), steps, s);
-  const mx::array codes = mx::where(mx::equal(scale, number(0.0f), s), number(0.0f), clamped, s);
-  return {{mx::astype(codes, mx::uint8, s)}, stored};
+  return {{affine_codes(x, scale, bias, layout.bits, s)}, stored};
 }
 
 // floor(log2(x)) of positive normal numbers, as int32.
@@ -282,16 +288,17 @@ CodeBlocks encode_microscaled(const codec::Layout& layout, const mx::array& x, m
 
 }  // namespace
 
-CodeBlocks encode(const codec::Layout& layout, const KvBasis::Codecs& codecs, const mx::array& x, mx::StreamOrDevice s) {
+CodeBlocks encode(const codec::Layout& layout, const KvBasis::Codecs& codecs, const std::optional<codec::StoredMap>& map,
+                  const mx::array& x, mx::StreamOrDevice s) {
   switch (layout.family) {
     case Family::affine: return encode_affine(layout, x, s);
     case Family::mxfp4:
     case Family::mxfp8: return encode_microscaled(layout, x, s);
-    case Family::turboquant_split: return encode_split(layout, codecs, x, s);
-    case Family::turboquant_prod: return encode_prod(layout, codecs, x, s);
+    case Family::turboquant_split: return encode_split(layout, *map, x, s);
+    case Family::turboquant_prod: return encode_prod(layout, *map, x, s);
     case Family::turboquant_rvq: return encode_rvq(layout, x, s);
-    case Family::qjl: return encode_qjl(layout, codecs, x, s);
-    case Family::vecinfer: return encode_indices(layout, codecs, x, s);
+    case Family::qjl: return encode_qjl(layout, codecs, *map, x, s);
+    case Family::vecinfer: return encode_indices(layout, codecs, map, x, s);
     default: return of_parts({quantise(*layout.table, codec::resolved(layout.codec->spec().scalar, layout.role), x, s)}, s);
   }
 }

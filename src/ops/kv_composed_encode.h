@@ -5,8 +5,9 @@
 
 namespace tersor::ops::composed {
 
-/// x: float32 [B, H, tokens, dim], cleaned, centred, and rotated where the basis has a rotation. codecs: one, or one a head. The codes of
-/// each part are [B, H, tokens, dim or codes], not padded.
-CodeBlocks encode(const codec::Layout& layout, const KvBasis::Codecs& codecs, const mx::array& x, mx::StreamOrDevice s);
+/// x: float32 [B, H, tokens, dim], cleaned, centred, and rotated where the basis has a rotation. codecs: one, or one a head; map: the
+/// basis's. The codes of each part are [B, H, tokens, dim or codes], not padded.
+CodeBlocks encode(const codec::Layout& layout, const KvBasis::Codecs& codecs, const std::optional<codec::StoredMap>& map,
+                  const mx::array& x, mx::StreamOrDevice s);
 
 }  // namespace tersor::ops::composed

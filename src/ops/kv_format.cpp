@@ -5,10 +5,12 @@ namespace {
 
 using codec::Family;
 
-void check_kernels(const codec::Codec& codec) {
-  if (codec.block_tokens() > 1)
-    throw Error("codec " + codec.spec().str() +
-                " cannot hold a cache yet: its groups are several tokens, which a cache does not wait for; use axis=token");
+void check_values(const codec::Codec& codec) {
+  if (codec.block_tokens() == 1) return;
+  codec::Spec by_token = codec.spec();
+  by_token.axis = codec::Axis::token, by_token.rule.reset();
+  throw Error("codec " + codec.spec().str() + " cannot hold a cache's values: axis=channel is for keys, whose channels differ; write " +
+              codec.spec().str() + "/" + by_token.str());
 }
 
 const codec::Rotation* plain_rotation(const codec::Codec& codec) { return codec::StoredMap::needed(codec) ? nullptr : codec.rotation(); }
@@ -21,7 +23,7 @@ std::optional<codec::StoredMap> map_of(const KvBasis::Codecs& codecs) {
 }  // namespace
 
 KvBasis::KvBasis(Codecs keys, Codecs values) : key_codecs(std::move(keys)), value_codecs(std::move(values)) {
-  check_kernels(*key_codecs[0]), check_kernels(*value_codecs[0]);
+  check_values(*value_codecs[0]);
   key_rotation = plain_rotation(*key_codecs[0]), value_rotation = plain_rotation(*value_codecs[0]);
   key_map = map_of(key_codecs), value_map = map_of(value_codecs);
 }

@@ -42,6 +42,9 @@ class ArrayCodec {
   mx::array encode(const mx::array& x) const {
     if (x.ndim() != 4 || x.shape(3) != codec_->dim())
       throw Error("encode takes [batch, heads, tokens, " + std::to_string(codec_->dim()) + "]");
+    if (x.shape(2) % codec_->block_tokens() != 0)
+      throw Error("encode: codec " + spec_.str() + " encodes " + std::to_string(codec_->block_tokens()) +
+                  " vectors at a time; give a multiple of them, not " + std::to_string(x.shape(2)));
     if (x.shape(2) == 0) return mx::zeros({x.shape(0), x.shape(1), 0}, mx::uint8);
     ops::KvSlab target = slab(x.shape(0), x.shape(1), x.shape(2));
     const ops::KvWrite write{&target, 0, x.shape(2), 0};
@@ -60,7 +63,7 @@ class ArrayCodec {
       throw Error("decode: " + std::to_string(tokens) + " vectors of " + spec_.str() + " take " + std::to_string(source.data.shape(2)) +
                   " bytes a head, these are " + std::to_string(codes.shape(2)));
     source.data = codes, source.count = tokens;
-    return ops::kv_decode(source, role_);
+    return ops::kv_decode(source, role_, 0, tokens);
   }
 
   std::string str() const { return spec_.str(); }

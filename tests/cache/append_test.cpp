@@ -22,7 +22,9 @@ const std::vector<std::pair<std::string, std::string>> kCodecs = {{"full", "full
                                                                   {"turboquant:6", "turboquant:3"},
                                                                   {"full", "affine:4"},
                                                                   {"affine:8", "turboquant:2"},
-                                                                  {"turboquant:5,rounds=1", "full"}};
+                                                                  {"turboquant:5,rounds=1", "full"},
+                                                                  {"affine:4,group=32,axis=channel", "affine:4"},
+                                                                  {"affine:2,axis=channel", "turboquant:4"}};
 
 // Tokens of the recent slab that the next row may need, decoded.
 std::vector<float> recent_numbers(const LayerCache& cache) {

@@ -81,12 +81,14 @@ struct Conversation {
 };
 
 /// Attention in double precision. The codes are taken from the cache (their quality is the codec's own test); which tokens a row sees
-/// in full precision is decided here: the first `sinks`, and for a row at p those in (p - window, p].
+/// in full precision is decided here: the first `sinks`, and for a row at p those in (p - window, p], where a window is at least a group
+/// of keys that are encoded together.
 class Expected {
  public:
   Expected(const Conversation& talk, const LayerCache& cache)
       : talk_(talk),
         format_(*cache.state().body_format),
+        window_(std::max(talk.setting.window, static_cast<int>(format_.keys.codec->block_tokens() > 1 ? format_.key_group() : 0))),
         body_(joined(cache.state().body)),
         coded_keys_(test::decoded(body_, true)),
         coded_values_(test::decoded(body_, false)),
@@ -115,9 +117,7 @@ class Expected {
     }
     return rows;
   }
-  bool full(int token, int position) const {
-    return token < talk_.setting.sinks || (token > position - talk_.setting.window && token >= window_first_);
-  }
+  bool full(int token, int position) const { return token < talk_.setting.sinks || (token > position - window_ && token >= window_first_); }
 
   void row(int b, int h, int position, float* out) const {
     const Rows& q = talk_.q;
@@ -143,6 +143,7 @@ class Expected {
 
   const Conversation& talk_;
   const ops::KvFormat& format_;
+  int window_;
   ops::KvSlab body_;
   Rows coded_keys_, coded_values_, keys_, values_;
   int window_first_ = 0;

@@ -7,10 +7,14 @@
 namespace tersor::cache {
 namespace {
 
-const std::vector<std::pair<const char*, const char*>> kPairs = {
-    {"turboquant-prod:4", "turboquant-prod:3"}, {"turboquant-rvq:3+2", "turboquant-rvq:4+4,book=joint"},
-    {"qjl:256", "affine:2,group=32"},           {"mxfp8", "mxfp4"},
-    {"turboquant:4,centre=40", "turboquant:4"}, {"affine:4,centre=40", "affine:4,rule=minmax"}};
+const std::vector<std::pair<const char*, const char*>> kPairs = {{"turboquant-prod:4", "turboquant-prod:3"},
+                                                                 {"turboquant-rvq:3+2", "turboquant-rvq:4+4,book=joint"},
+                                                                 {"qjl:256", "affine:2,group=32"},
+                                                                 {"mxfp8", "mxfp4"},
+                                                                 {"turboquant:4,centre=40", "turboquant:4"},
+                                                                 {"affine:4,centre=40", "affine:4,rule=minmax"},
+                                                                 {"affine:3,group=32,axis=channel", "mxfp8"},
+                                                                 {"affine:4,axis=channel,centre=40", "turboquant-rvq:2+2"}};
 
 class Codecs : public testing::TestWithParam<std::pair<const char*, const char*>> {
  protected:

@@ -87,11 +87,12 @@ TEST(KvCache, CodecsThatDoNotFitAreRefusedAtOnce) {
     return KvCache(KvSpec::parse(keys, values), 3, {1, 2, key_dim, value_dim}, Dtype::f16, Policy::automatic);
   };
   EXPECT_THROW(make("turboquant:4", "turboquant:4", 2, 64), Error);
-  EXPECT_THROW(make("affine:4", "qjl:64", 64, 64), Error);                          // no values
-  EXPECT_THROW(make("affine:4,axis=channel,group=32", "affine:4", 64, 64), Error);  // groups of several tokens
-  EXPECT_THROW(make("vecinfer:2,sub=4", "vecinfer:2,sub=4", 64, 64), Error);        // no calibration
+  EXPECT_THROW(make("affine:4", "qjl:64", 64, 64), Error);                    // no values
+  EXPECT_THROW(make("affine:4", "affine:4,axis=channel", 64, 64), Error);     // channels are for keys
+  EXPECT_THROW(make("vecinfer:2,sub=4", "vecinfer:2,sub=4", 64, 64), Error);  // no calibration
   EXPECT_THROW(make("turboquant:4,centre=calibrated", "turboquant:4", 64, 64), Error);
   EXPECT_NO_THROW(make("affine:4", "turboquant:4", 100, 100));
+  EXPECT_NO_THROW(make("affine:4,axis=channel", "affine:4", 64, 64));
 }
 
 uint64_t array_bytes(const LayerCache& layer) {

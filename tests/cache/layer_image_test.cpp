@@ -23,8 +23,9 @@ Setting setting(const char* keys, const char* values, int window, int sinks) {
 LayerCache back(const LayerCache::Image& image) { return LayerCache::from_image(image, Policy::automatic, ops::Precision::exact); }
 
 TEST(LayerImage, ComesBackEqualAndApart) {
-  for (const Setting& s : {setting("turboquant:4", "turboquant:3", 24, 4), setting("full", "full", 0, 0),
-                           setting("turboquant:4,centre=40", "affine:4", 16, 0), setting("qjl:256", "mxfp4", 0, 4)}) {
+  for (const Setting& s :
+       {setting("turboquant:4", "turboquant:3", 24, 4), setting("full", "full", 0, 0), setting("turboquant:4,centre=40", "affine:4", 16, 0),
+        setting("qjl:256", "mxfp4", 0, 4), setting("affine:4,group=32,axis=channel", "affine:4", 0, 4)}) {
     SCOPED_TRACE(s.str());
     const Conversation talk(s, 400, 41);
     LayerCache cache = s.make();

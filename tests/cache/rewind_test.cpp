@@ -39,6 +39,33 @@ TEST(Rewind, ReadsFromCodesWhatTheWindowHasLost) {
     }
 }
 
+// Keys of a group that is no longer full are taken from the codes it had.
+TEST(Rewind, ReopensAGroupOfKeys) {
+  for (const Policy policy : kPolicies)
+    for (const int n : {44, 77, 100, 140, 255, 297}) {
+      SCOPED_TRACE(std::string(name_of(policy)) + " " + std::to_string(n));
+      Setting setting = windowed(policy);
+      setting.keys = "affine:4,group=32,axis=channel", setting.values = "affine:4";
+      const Conversation talk(setting, kTokens, 34);
+      LayerCache cache = talk.setting.make();
+      talk.run(cache, 0, kTokens, 50);
+      ASSERT_LT(cache.trimmable(), n);
+      Expected expected(talk, cache);
+      cache.rewind(n);
+      const int left = kTokens - n;
+      expected.window_begins_at(left);
+      LayerCache other = LayerCache::from_image(cache.image(), policy, setting.precision);
+      const Rows got = talk.run(cache, left, left + 20, 1);
+      EXPECT_LE(largest_error(got, expected.rows(left, 20)), kTolerance);
+      EXPECT_EQ(largest_error(talk.run(other, left, left + 20, 1), got), 0);
+      // The group fills again, from numbers that were codes once: a code further at most.
+      const Rows rest = talk.run(cache, left + 20, kTokens, 7);
+      LayerCache fresh = talk.setting.make();
+      talk.run(fresh, 0, left + 20, 50);
+      EXPECT_LE(largest_error(rest, talk.run(fresh, left + 20, kTokens, 7)), 0.3);
+    }
+}
+
 TEST(Rewind, WithinTheWindowIsATrim) {
   const Conversation talk(windowed(Policy::automatic), kTokens, 32);
   LayerCache trimmed = talk.setting.make(), rewound = talk.setting.make();

@@ -60,7 +60,8 @@ const std::vector<int> kTrims = {1, 20, 31, 32, 33, 63, 64, 65, 255, 256, 300, 3
 
 TEST(Trim, LikeACacheThatNeverSawTheTokens) {
   for (const int k : kTrims)
-    for (const auto& [keys, values] : {std::pair{"turboquant:4", "turboquant:4"}, {"affine:4,group=32", "full"}})
+    for (const auto& [keys, values] :
+         {std::pair{"turboquant:4", "turboquant:4"}, {"affine:4,group=32", "full"}, {"affine:4,group=32,axis=channel", "affine:4"}})
       expect_like_one_that_never_saw_them({keys, values}, k);
 }
 

@@ -142,7 +142,7 @@ inline size_t blocks_at(const KvSlab& slab, bool keys, int b, int h) {
   return (static_cast<size_t>(b) * f.heads + h) * f.head_bytes(slab.capacity) + (keys ? 0 : f.values_offset(slab.capacity));
 }
 
-/// All stored keys or values, in the stored basis.
+/// All stored keys or values, in the stored basis; zeros for keys of a group that is not full.
 inline Rows decoded(const KvSlab& slab, bool keys) {
   const KvFormat& f = *slab.format;
   const codec::Layout& layout = keys ? f.keys : f.values;
@@ -150,8 +150,8 @@ inline Rows decoded(const KvSlab& slab, bool keys) {
   Rows rows(f.batch, f.heads, static_cast<int>(slab.count), layout.dim);
   for (int b = 0; b < f.batch; ++b)
     for (int h = 0; h < f.heads; ++h)
-      for (int t = 0; t < rows.tokens; ++t)
-        layout.decode(&bytes[blocks_at(slab, keys, b, h)], t, {rows.row(b, h, t), static_cast<size_t>(layout.dim)});
+      for (int t = 0, step = layout.codec->block_tokens(); t + step <= rows.tokens; t += step)
+        layout.decode(&bytes[blocks_at(slab, keys, b, h)], t, {rows.row(b, h, t), static_cast<size_t>(step * layout.dim)});
   return rows;
 }
 

@@ -12,13 +12,14 @@ namespace {
 
 using codec::Codec, codec::Role, codec::Spec;
 
-constexpr int kHeads = 2, kTokens = 150;
+constexpr int kHeads = 2;
 
 // Keys of one codec, values of another.
 struct Pair {
   std::string keys, values;
   int dim = 64;
   bool window = false;  // first and last tokens in full-precision slabs beside it
+  int tokens = 150;     // whole groups where keys are encoded by channel
 };
 std::string name_of(const testing::TestParamInfo<Pair>& info) {
   std::string name =
@@ -45,12 +46,15 @@ const Codec& codec_of(const ops::KvBasis::Codecs& codecs, int head) { return *co
 class KvCodecs : public testing::TestWithParam<Pair> {
  protected:
   KvCodecs()
-      : random(std::hash<std::string>()(GetParam().keys + GetParam().values)), k(1, kHeads, kTokens, dim()), v(1, kHeads, kTokens, dim()) {
+      : random(std::hash<std::string>()(GetParam().keys + GetParam().values)),
+        tokens(GetParam().tokens),
+        k(1, kHeads, tokens, dim()),
+        v(1, kHeads, tokens, dim()) {
     std::normal_distribution<float> normal;
     for (Rows* rows : {&k, &v})
       for (float& x : rows->data) x = normal(random);
     for (int h = 0; h < kHeads; ++h)
-      for (int t = 0; t < kTokens; ++t) k.row(0, h, t)[5] *= 4, k.row(0, h, t)[40] *= 6;  // channels that stand out
+      for (int t = 0; t < tokens; ++t) k.row(0, h, t)[5] *= 4, k.row(0, h, t)[40] *= 6;  // channels that stand out
     basis = std::make_shared<const ops::KvBasis>(codecs_of(GetParam().keys, Role::keys, k), codecs_of(GetParam().values, Role::values, v));
   }
   int dim() const { return GetParam().dim; }
@@ -69,17 +73,17 @@ class KvCodecs : public testing::TestWithParam<Pair> {
   }
   // The body and, with a window, tokens [0, 4) and the last 20 as they come.
   std::vector<KvSlab> slabs(const ops::Choice& choice) const {
-    std::vector<KvSlab> all{slab(sized(KvFormat(basis)), 0, kTokens, choice)};
+    std::vector<KvSlab> all{slab(sized(KvFormat(basis)), 0, tokens, choice)};
     if (!GetParam().window) return all;
     const auto full = sized(KvFormat(basis, Codec::make(Spec::parse("full:fp32"), Role::keys, dim()),
                                      Codec::make(Spec::parse("full:fp32"), Role::values, dim()), 8));
     all.push_back(slab(full, 0, 4, choice));
-    all.push_back(slab(full, kTokens - 20, 20, choice));
+    all.push_back(slab(full, tokens - 20, 20, choice));
     return all;
   }
-  static std::vector<KvRead> reads(const std::vector<KvSlab>& slabs) {
+  std::vector<KvRead> reads(const std::vector<KvSlab>& slabs) const {
     if (slabs.size() == 1) return {{&slabs[0], {}, {}, {}, {}}};
-    return {{&slabs[0], 4, {}, kTokens - 20, {}}, {&slabs[1], {}, {}, {}, {}}, {&slabs[2], {}, {}, {}, {}}};
+    return {{&slabs[0], 4, {}, tokens - 20, {}}, {&slabs[1], {}, {}, {}, {}}, {&slabs[2], {}, {}, {}, {}}};
   }
 
   // In double over what the slabs hold: q [1, group * heads, rows, dim].
@@ -92,6 +96,7 @@ class KvCodecs : public testing::TestWithParam<Pair> {
   }
 
   Random random;
+  int tokens;
   Rows k, v;
   std::shared_ptr<const ops::KvBasis> basis;
 
@@ -133,13 +138,15 @@ class KvCodecs : public testing::TestWithParam<Pair> {
     }
     for (size_t i = 0; i < size; ++i) out[i] = static_cast<float>(sum[i] / total);
   }
-  // A head's codebook may be its own.
+  // A head's codebook may be its own; a token may be one of a group.
   static void decode(const codec::Layout& layout, const Codec& codec, const uint8_t* blocks, int t, std::span<float> x) {
     if (layout.family == codec::Family::full) return layout.get_full(blocks, t, x);
-    std::vector<codec::Code> codes(static_cast<size_t>(codec.codes()));
-    std::vector<float> scalars(static_cast<size_t>(codec.scalars()));
-    layout.get(blocks, t, codes, scalars);
-    codec.decode(codes, scalars, x);
+    const int group = codec.block_tokens();
+    std::vector<codec::Code> codes(static_cast<size_t>(group * codec.codes()));
+    std::vector<float> scalars(static_cast<size_t>(codec.scalars())), all(x.size() * static_cast<size_t>(group));
+    layout.get(blocks, t / group * group, codes, scalars);
+    codec.decode(codes, scalars, all);
+    std::copy_n(all.begin() + t % group * static_cast<int>(x.size()), x.size(), x.begin());
   }
 };
 
@@ -160,10 +167,10 @@ TEST_P(KvCodecs, AttentionMatchesDouble) {
     std::normal_distribution<float> normal;
     for (float& x : q.data) x = normal(random);
     const auto cache = slabs(kFast);
-    const Rows want = expected(cache, q, kTokens - rows);
+    const Rows want = expected(cache, q, tokens - rows);
     const auto attend = [&](const ops::Choice& choice) {
       const mx::array query = arranged(q, mx::float32, Arrangement::tokens_major);
-      return rows_of(ops::kv_attend(query, reads(cache), {}, kTokens - rows, choice).out, q.heads, dim());
+      return rows_of(ops::kv_attend(query, reads(cache), {}, tokens - rows, choice).out, q.heads, dim());
     };
     EXPECT_LE(relative_error(attend(kComposed), want), 1e-5) << "composed";
     on_every_target([&](const std::string& target) {
@@ -176,17 +183,18 @@ TEST_P(KvCodecs, AttentionMatchesDouble) {
 // Codes as the reference would choose them, but for numbers on a border.
 TEST_P(KvCodecs, EncodingEqualsTheReference) {
   const auto differing = [&](const ops::Choice& choice, bool keys) {
-    const KvSlab one = slab(sized(KvFormat(basis)), 0, kTokens, choice);
+    const KvSlab one = slab(sized(KvFormat(basis)), 0, tokens, choice);
     const codec::Layout& layout = keys ? one.format->keys : one.format->values;
     const auto bytes = bytes_of(one);
     double different = 0, all = 0;
     for (int h = 0; h < kHeads; ++h) {
       const Codec& codec = codec_of(keys ? basis->key_codecs : basis->value_codecs, h);
-      std::vector<codec::Code> codes(static_cast<size_t>(codec.codes())), want(codes.size());
+      const int group = codec.block_tokens();
+      std::vector<codec::Code> codes(static_cast<size_t>(group * codec.codes())), want(codes.size());
       std::vector<float> scalars(static_cast<size_t>(codec.scalars())), want_scalars(scalars.size());
-      for (int t = 0; t < kTokens; ++t) {
+      for (int t = 0; t < tokens; t += group) {
         layout.get(&bytes[blocks_at(one, keys, 0, h)], t, codes, scalars);
-        codec.encode({(keys ? k : v).row(0, h, t), static_cast<size_t>(dim())}, want, want_scalars);
+        codec.encode({(keys ? k : v).row(0, h, t), static_cast<size_t>(group * dim())}, want, want_scalars);
         for (size_t i = 0; i < codes.size(); ++i) different += codes[i] != want[i];
         all += static_cast<double>(codes.size());
         for (size_t i = 0; i < scalars.size(); ++i) EXPECT_NEAR(scalars[i], want_scalars[i], 0.01 * std::abs(want_scalars[i]) + 1e-12);
@@ -203,16 +211,20 @@ TEST_P(KvCodecs, EncodingEqualsTheReference) {
 
 INSTANTIATE_TEST_SUITE_P(
     All, KvCodecs,
-    testing::Values(Pair{"turboquant-prod:3", "turboquant-prod:4"}, Pair{"turboquant-prod:1", "turboquant-prod:2", 96},
-                    Pair{"turboquant-prod:4", "turboquant:3", 128, true}, Pair{"turboquant-rvq:2+2", "turboquant-rvq:3+1"},
-                    Pair{"turboquant-rvq:4+4", "turboquant-rvq:4+4", 128, true},
-                    Pair{"turboquant-rvq:3+2,book=joint", "turboquant-rvq:2+1,stages=1"}, Pair{"turboquant:2.5", "turboquant:3.5"},
-                    Pair{"turboquant:3.5", "turboquant:2.5", 128, true}, Pair{"qjl:128", "affine:2,group=32"},
-                    Pair{"qjl:64,sketch=gaussian", "full", 80}, Pair{"qjl:256,outliers=8", "turboquant:4", 128, true},
-                    Pair{"vecinfer:2,sub=4", "vecinfer:2,sub=4"}, Pair{"vecinfer:1.5,sub=4", "vecinfer:1.25,sub=8", 64, true},
-                    Pair{"mxfp4", "mxfp4"}, Pair{"mxfp8", "mxfp8", 96, true}, Pair{"mxfp4,rule=ocp", "mxfp8,rule=ocp", 80},
-                    Pair{"affine:4,rule=minmax", "affine:3,rule=minmax"},
-                    Pair{"turboquant:3,scalar=norm", "turboquant:4,scalar=norm", 112}),
+    testing::Values(
+        Pair{"turboquant-prod:3", "turboquant-prod:4"}, Pair{"turboquant-prod:1", "turboquant-prod:2", 96},
+        Pair{"turboquant-prod:4", "turboquant:3", 128, true}, Pair{"turboquant-rvq:2+2", "turboquant-rvq:3+1"},
+        Pair{"turboquant-rvq:4+4", "turboquant-rvq:4+4", 128, true}, Pair{"turboquant-rvq:3+2,book=joint", "turboquant-rvq:2+1,stages=1"},
+        Pair{"turboquant:2.5", "turboquant:3.5"}, Pair{"turboquant:3.5", "turboquant:2.5", 128, true}, Pair{"qjl:128", "affine:2,group=32"},
+        Pair{"qjl:64,sketch=gaussian", "full", 80}, Pair{"qjl:256,outliers=8", "turboquant:4", 128, true},
+        Pair{"vecinfer:2,sub=4", "vecinfer:2,sub=4"}, Pair{"vecinfer:1.5,sub=4", "vecinfer:1.25,sub=8", 64, true}, Pair{"mxfp4", "mxfp4"},
+        Pair{"mxfp8", "mxfp8", 96, true}, Pair{"mxfp4,rule=ocp", "mxfp8,rule=ocp", 80},
+        Pair{"affine:4,rule=minmax", "affine:3,rule=minmax"}, Pair{"affine:2,group=32,axis=channel", "affine:2", 64, false, 160},
+        Pair{"affine:3,axis=channel", "turboquant:4", 96, true, 192}, Pair{"affine:8,group=32,axis=channel", "full", 80, true, 160},
+        Pair{"affine:4,axis=channel,rule=mlx", "affine:4", 128, false, 192},
+        Pair{"affine:5,group=32,axis=channel", "turboquant-prod:2", 100, true, 224},
+        Pair{"affine:6,group=32,axis=channel", "mxfp8", 256, false, 160},
+        Pair{"turboquant:3,scalar=norm", "turboquant:4,scalar=norm", 112}),
     name_of);
 
 }  // namespace

@@ -36,7 +36,7 @@ class KvDecode : public testing::TestWithParam<Case> {
     fast.fast = true;
     kv_append(std::span(&write, 1), rows, rows, {}, fast);
     slab.count = kTokens;
-    mx::array result = mx::contiguous(kv_decode(slab, GetParam().role));
+    mx::array result = mx::contiguous(kv_decode(slab, GetParam().role, 0, kTokens));
     result.eval();
     return result;
   }

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <limits>
 
+#include "codec/kmeans.h"
 #include "kernels/cpu/kv_attend_item.h"
 
 #undef HWY_TARGET_INCLUDE
@@ -14,6 +15,7 @@
 #include "kernels/cpu/float_convert-inl.h"
 #include "kernels/cpu/kv_rotate-inl.h"
 #include "kernels/cpu/kv_softmax-inl.h"
+#include "kernels/cpu/kv_tables-inl.h"
 #include "kernels/cpu/kv_tile-inl.h"
 #include "kernels/cpu/tile_matmul-inl.h"
 
@@ -47,6 +49,10 @@ constexpr size_t kIntegerRows = 16;
 
 inline bool takes_integers(const KvAttend& p, const codec::Layout& layout, size_t rows) {
   return !p.exact && rows <= kIntegerRows && has_integers(layout);
+}
+
+inline bool takes_tables(const KvAttend& p, const codec::Layout& layout, size_t rows) {
+  return tables::kHasTables && !p.exact && fits_tables(layout, rows);
 }
 
 template <bool kInverse>
@@ -110,9 +116,16 @@ inline void AccumulateCarefully(const float* weights, const float* values, float
       for (size_t i = 0; i < value_dim; ++i) output[i] += weights[t] * values[t * value_dim + i];
 }
 
-// The codebook of a part, which may be its head's own; null where it has none.
+// The codec of a head, which may have a codebook of its own.
+inline const codec::Codec& codec_of(const codec::Layout& layout, const std::shared_ptr<const codec::Codec>* codecs, int64_t head) {
+  return codecs ? *codecs[head] : *layout.codec;
+}
+// The codebook of a part; null where it has none.
 inline const float* centroids(const codec::Layout& layout, const std::shared_ptr<const codec::Codec>* codecs, int64_t head) {
-  return layout.indexed() ? (codecs ? codecs[head].get() : layout.codec.get())->centroids().data() : nullptr;
+  return layout.indexed() ? codec_of(layout, codecs, head).centroids().data() : nullptr;
+}
+inline const float* columns(const codec::Layout& layout, const std::shared_ptr<const codec::Codec>* codecs, int64_t head) {
+  return codec_of(layout, codecs, head).index()->columns().data();
 }
 
 // One tile as an item meets it.
@@ -142,11 +155,15 @@ inline void Scores(const KvAttend& p, const codec::Layout& layout, const TileVie
     if (tile.rows > kDirectRows) return ScoreTile(p, layout, tile, s, n, s.scores);
     return ScoreFull(layout, tile.keys, tile.tokens, s.queries + layout.stored_begin, n.key_dim, tile.rows, s.scores);
   }
+  if (takes_tables(p, layout, tile.rows)) return ScoreTables(layout, tile.keys, s.tables, tile.rows, s.scores);
   const bool integers = takes_integers(p, layout, tile.rows);
   for (size_t i = 0; i < layout.read_parts().size(); ++i) {
     const codec::Layout& part = layout.read_parts()[i];
     float* const scores = i == 0 ? s.scores : s.part_scores;
-    if (integers) {
+    if (integers && part.by_channel()) {
+      ScoreChannels(part, tile.keys, tile.tokens, s.queries + part.stored_begin, n.key_dim, tile.rows, n.integers(s, layout, i), s.scalars,
+                    scores);
+    } else if (integers) {
       const auto score = part.has_norms() ? ScoreLevels : ScoreAffine;
       score(part, tile.keys, tile.tokens, n.integers(s, layout, i), tile.rows, s.scalars, scores);
     } else {
@@ -180,6 +197,7 @@ inline void Outputs(const KvAttend& p, const codec::Layout& layout, const TileVi
     if (tile.rows > kDirectRows) return WeighTile(p, layout, tile, s, n, s.scores);
     return WeighFull(layout, tile.values, tile.tokens, s.scores, tile.rows, s.outputs + layout.stored_begin, n.value_dim);
   }
+  if (takes_tables(p, layout, tile.rows)) return WeighTables(layout, tile.values, s.book, s.scores, tile.rows, s.outputs, n.value_dim);
   const bool integers = takes_integers(p, layout, tile.rows);
   for (const codec::Layout& part : layout.read_parts()) {
     if (!integers) {
@@ -257,8 +275,18 @@ inline void Begin(const KvAttend& p, const KvItem& item, const KvScratch& s, con
     const codec::Layout& keys = *compressed->keys;
     for (size_t i = 0; i < keys.read_parts().size(); ++i) {
       const codec::Layout& part = keys.read_parts()[i];
+      if (part.by_channel()) continue;  // a group of tokens multiplies them with its own scales
       QuantiseRows(s.queries + part.stored_begin, n.key_dim, rows, part.padded_dim, numbers_of(part), n.integers(s, keys, i));
     }
+  }
+  for (const bool of_keys : {true, false}) {
+    const auto indexed = std::find_if(p.segments, p.segments + p.segment_count,
+                                      [&](const KvSegment& x) { return takes_tables(p, of_keys ? *x.keys : *x.values, rows); });
+    if (indexed == p.segments + p.segment_count) continue;
+    if (of_keys)
+      MakeTables(*indexed->keys, columns(*indexed->keys, p.key_codecs, item.kv_head), s.queries, n.key_dim, rows, s.tables);
+    else
+      MakeBook(*indexed->values, columns(*indexed->values, p.value_codecs, item.kv_head), s.book);
   }
   std::fill(s.outputs, s.outputs + rows * n.value_dim, 0.0f);
   std::fill(s.lane_sums, s.lane_sums + rows * codec::kLanes, 0.0f);
@@ -340,9 +368,13 @@ KvAttendPlan kv_attend_plan(const KvAttend& p, size_t threads) {
   int64_t tiles = 0;
   for (size_t i = 0; i < p.segment_count; ++i) tiles += tiles_of(p, p.segments[i], 0, p.rows).count;
   // Enough items that the threads finish together, none so short that its queries cost more than a few percent of it.
-  constexpr int64_t kItemsPerThread = 6, kTilesPerItem = 4;
-  const int64_t wanted = (kItemsPerThread * static_cast<int64_t>(threads) + units - 1) / std::max<int64_t>(units, 1);
-  plan.splits = threads > 1 && units < kItemsPerThread * static_cast<int64_t>(threads)
+  // Items that make tables first are worth half as many.
+  const bool makes_tables =
+      !p.exact && std::any_of(p.segments, p.segments + p.segment_count, [](const KvSegment& s) { return fits_tables(*s.keys); });
+  const int64_t items_per_thread = makes_tables ? 3 : 6;
+  constexpr int64_t kTilesPerItem = 4;
+  const int64_t wanted = (items_per_thread * static_cast<int64_t>(threads) + units - 1) / std::max<int64_t>(units, 1);
+  plan.splits = threads > 1 && units < items_per_thread * static_cast<int64_t>(threads)
                     ? std::max<int64_t>(1, std::min(wanted, tiles / kTilesPerItem))
                     : 1;
   const KvScratchSizes sizes(p, plan.row_tile);

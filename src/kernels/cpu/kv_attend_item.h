@@ -57,12 +57,15 @@ struct KvScratch {
   float *queries, *keys, *values, *scores, *part_scores, *scalars, *batch, *lane_sums;
   int32_t *words, *word_sums;  // queries as integers, by parts: [rows][stored / 2] and [rows][stored / 16] in all
   float* steps;                // [parts][rows]
+  TableRows tables;            // of codebook indices: keys, up to kTableRows rows
+  IntegerBook book;            // values
   float *outputs, *maxima, *sums;
 };
 
 struct KvScratchSizes {
   size_t rows, key_dim, value_dim;  // of stored vectors, padded
   size_t scalar_rows = 1, parts = 1;
+  size_t table_row = 0, book = 0;  // bytes
   KvScratchSizes(const KvAttend& p, int64_t row_tile)
       : rows(static_cast<size_t>(row_tile * (p.heads / p.kv_heads))),
         key_dim(static_cast<size_t>(p.key_map ? p.key_map->out : padded(p.key_dim))),
@@ -71,6 +74,9 @@ struct KvScratchSizes {
       for (const codec::Layout* layout : {p.segments[i].keys, p.segments[i].values}) {
         for (const codec::Layout& part : layout->parts()) scalar_rows = std::max(scalar_rows, decoded_scalar_rows(part));
         parts = std::max(parts, layout->parts().size());
+        if (!fits_tables(*layout)) continue;
+        (layout->role == codec::Role::keys ? table_row : book) =
+            layout->role == codec::Role::keys ? table_row_bytes(*layout) : book_bytes(*layout);
       }
   }
   size_t padded_rows() const { return static_cast<size_t>(padded(static_cast<int64_t>(rows))); }
@@ -83,7 +89,9 @@ struct KvScratchSizes {
     s.queries = at[0], s.keys = at[1], s.values = at[2], s.scores = at[3], s.part_scores = at[4], s.scalars = at[5], s.batch = at[6];
     s.lane_sums = at[7];
     s.words = reinterpret_cast<int32_t*>(at[8]), s.word_sums = reinterpret_cast<int32_t*>(at[9]), s.steps = at[10];
-    set_results(at[11], s);
+    s.tables = {reinterpret_cast<uint8_t*>(at[11]), at[12], at[12] + kTableRows};
+    s.book = {reinterpret_cast<uint8_t*>(at[13]), at[14]};
+    set_results(at[15], s);
     return s;
   }
   /// The integers of one part of the keys. Two parts of one section have them twice.
@@ -104,7 +112,7 @@ struct KvScratchSizes {
   }
 
  private:
-  static constexpr size_t kParts = 12;
+  static constexpr size_t kParts = 16;
   size_t part(size_t i) const {
     const size_t floats[kParts] = {rows * key_dim,
                                    codec::kTileTokens * key_dim,
@@ -117,6 +125,10 @@ struct KvScratchSizes {
                                    parts * rows * key_dim / 2,
                                    parts * rows * key_dim / codec::kLanes,
                                    parts * padded_rows(),
+                                   std::min(std::min(rows, kTableRows) * table_row, kMostTableBytes) / sizeof(float),
+                                   2 * kTableRows,
+                                   book / sizeof(float),
+                                   2,
                                    partial()};
     return static_cast<size_t>(padded(static_cast<int64_t>(floats[i])));
   }

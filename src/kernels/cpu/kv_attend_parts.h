@@ -6,6 +6,7 @@
 #include <cstdint>
 
 #include "codec/layout.h"
+#include "kernels/cpu/kv_tables.h"
 
 namespace tersor::kernels {
 
@@ -24,7 +25,8 @@ inline bool has_integers(const codec::Layout& layout) {
 }
 /// Rows of 64 floats that a part's scalars become.
 inline size_t decoded_scalar_rows(const codec::Layout& part) {
-  return static_cast<size_t>(std::max(1, part.family == codec::Family::mxfp4 ? 2 * part.scalar_rows : part.scalar_rows));
+  const size_t numbers = part.block_scalars() * (part.family == codec::Family::mxfp4 ? 2 : 1);
+  return std::max<size_t>(1, (numbers + codec::kTileTokens - 1) / codec::kTileTokens);
 }
 
 /// What the codes of a compressed layout stand for in dot products: bytes, or 16-bit integers (10-bit levels).
@@ -45,6 +47,16 @@ inline CodeNumbers numbers_of(const codec::Layout& part) {
                    float* scores);                                                                                                         \
   void ScoreLevels(const codec::Layout& keys, const uint8_t* block, int tokens, const IntegerRows& rows, size_t count, float* scalars,     \
                    float* scores);                                                                                                         \
+  /* The same for keys by channel, from rows of floats `ld` apart: each group's scales go into rows of its own, for which `scratch` is. */ \
+  void ScoreChannels(const codec::Layout& keys, const uint8_t* block, int tokens, const float* rows, size_t ld, size_t count,              \
+                     const IntegerRows& scratch, float* scalars, float* scores);                                                           \
+  /* Codebook indices, where fits_tables says so and the target has tables (kv_tables-inl.h). columns: the centroids, [number][centroid].  \
+   */                                                                                                                                      \
+  void MakeTables(const codec::Layout& keys, const float* columns, const float* rows, size_t ld, size_t count, const TableRows& to);       \
+  void MakeBook(const codec::Layout& values, const float* columns, const IntegerBook& to);                                                 \
+  void ScoreTables(const codec::Layout& keys, const uint8_t* block, const TableRows& rows, size_t count, float* scores);                   \
+  void WeighTables(const codec::Layout& values, const uint8_t* block, const IntegerBook& book, const float* weights, size_t count,         \
+                   float* outputs, size_t ld);                                                                                             \
   /* outputs[row] += weights[row][64] times one part of the values of a block. Weights of tokens from `tokens` on must be 0. */            \
   void WeighAffine(const codec::Layout& values, const uint8_t* block, int tokens, const float* weights, size_t count, float* scalars,      \
                    float* outputs, size_t ld);                                                                                             \

@@ -25,6 +25,17 @@ struct PlainBytes {
   HWY_INLINE Dots::Operand operator()(VI codes) const { return Dots::operand(codes); }
 };
 
+// The same where scales and biases belong to channels: they are in the numbers that the bytes are multiplied with.
+template <int kBits>
+struct ChannelBytes : PlainBytes<kBits> {
+  static constexpr bool kAffine = false;
+  using PlainBytes<kBits>::PlainBytes;
+};
+template <class Map>
+constexpr bool kByChannel = false;
+template <int kBits>
+constexpr bool kByChannel<ChannelBytes<kBits>> = true;
+
 // Bytes looked up by codes of up to four bits.
 struct ByteTable {
   using Dots = ByteDots;

@@ -13,7 +13,9 @@
 #include "codec/scalar.h"
 #include "hwy/highway.h"
 #include "kernels/cpu/float_convert-inl.h"
+#include "kernels/cpu/kv_encode_channels-inl.h"
 #include "kernels/cpu/kv_encode_levels-inl.h"
+#include "kernels/cpu/kv_encode_pack-inl.h"
 #include "kernels/cpu/kv_indices-inl.h"
 #include "kernels/cpu/kv_levels-inl.h"
 #include "kernels/cpu/kv_rotate-inl.h"
@@ -52,56 +54,6 @@ inline void Sanitise(float* x, size_t dim) {
     const auto v = hn::Load(d, x + i);
     const auto number = hn::IfThenElseZero(hn::Eq(v, v), v);
     hn::Store(hn::Min(hn::Max(number, hn::Neg(limit)), limit), d, x + i);
-  }
-}
-
-// One plane's bits of a vector's codes, whose bytes have some room behind them. Keys: four dims of a token are one 32-bit word.
-template <int kBits>
-void PackKeys(const codec::Plane& plane, int token, size_t dims, const uint8_t* codes, uint8_t* block) {
-  uint32_t mask = ((1u << kBits) - 1) * 0x01010101u;
-  for (size_t i = 0; i < dims; i += 4) {
-    if (dims - i < 4) mask &= (1u << 8 * (dims - i)) - 1;
-    const auto at = codec::key_place(kBits, token, static_cast<int>(i));
-    uint32_t four, word;
-    std::memcpy(&four, codes + i, 4);
-    std::memcpy(&word, block + plane.offset + at.byte, 4);
-    word = (word & ~(mask << at.shift)) | ((four >> plane.shift) & mask) << at.shift;
-    std::memcpy(block + plane.offset + at.byte, &word, 4);
-  }
-}
-// Values: one byte in each lane of a row.
-template <int kBits>
-void PackValues(const codec::Plane& plane, int token, size_t dims, const uint8_t* codes, uint8_t* block) {
-  const I d;
-  const hn::Rebind<uint8_t, I> narrow;
-  const auto at = codec::value_place(kBits, token, 0);
-  const int byte = token % 4, shift = 8 * byte + at.shift;
-  const auto mask = hn::Set(d, (1 << kBits) - 1), place = hn::ShiftLeftSame(mask, shift);
-  for (size_t i = 0; i < dims; i += hn::Lanes(d)) {
-    const size_t row = codec::value_place(kBits, token, static_cast<int>(i)).byte - byte;
-    int32_t* const lanes = reinterpret_cast<int32_t*>(block + plane.offset + row);
-    const auto bits = hn::And(hn::ShiftRightSame(hn::PromoteTo(d, hn::LoadU(narrow, codes + i)), plane.shift), mask);
-    const auto changed = hn::Or(hn::AndNot(place, hn::LoadU(d, lanes)), hn::ShiftLeftSame(bits, shift));
-    hn::BlendedStore(changed, hn::FirstN(d, dims - i), d, lanes);
-  }
-}
-
-template <bool kKeys>
-void Pack(const codec::Layout& layout, const EncodeBatch& batch, const uint8_t* codes) {
-  HWY_ALIGN uint8_t row[kMaxDim];
-  const size_t dims = layout.dim;
-  std::fill(row + dims, row + layout.padded_dim, uint8_t{0});
-  for (size_t v = 0; v < batch.count; ++v) {
-    for (size_t i = 0; i < dims; ++i) row[i] = codes[i * kBatch + v];
-    for (int i = 0; i < layout.plane_count; ++i) {
-      const codec::Plane& plane = layout.planes[i];
-      switch (plane.bits) {
-        case 8: (kKeys ? PackKeys<8> : PackValues<8>)(plane, batch.token[v], dims, row, batch.block[v]); break;
-        case 4: (kKeys ? PackKeys<4> : PackValues<4>)(plane, batch.token[v], dims, row, batch.block[v]); break;
-        case 2: (kKeys ? PackKeys<2> : PackValues<2>)(plane, batch.token[v], dims, row, batch.block[v]); break;
-        default: (kKeys ? PackKeys<1> : PackValues<1>)(plane, batch.token[v], dims, row, batch.block[v]); break;
-      }
-    }
   }
 }
 
@@ -314,6 +266,7 @@ inline void EncodeOne(const KvEncode& p, const EncodeBatch& batch) {
 }  // namespace encode
 
 void KvEncodeBatch(const KvEncode& params, const EncodeBatch& batch) { encode::EncodeOne(params, batch); }
+void KvEncodeGroup(const KvEncode& params, const EncodeGroup& group) { encode::EncodeChannels(params, group); }
 
 }  // namespace tersor::kernels::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();
@@ -321,6 +274,7 @@ HWY_AFTER_NAMESPACE();
 #if HWY_ONCE
 namespace tersor::kernels {
 HWY_EXPORT(KvEncodeBatch);
+HWY_EXPORT(KvEncodeGroup);
 
 namespace {
 
@@ -359,6 +313,11 @@ void kv_encode_task(const KvEncode& p, size_t task) {
                         static_cast<size_t>(block) * p.layout->block_bytes;
     const int64_t low = std::max(p.first, block * units.block_tokens),
                   high = std::min(p.first + p.tokens, (block + 1) * units.block_tokens);
+    if (p.layout->by_channel()) {
+      for (int64_t token = low; token < high; token += p.layout->group)
+        HWY_DYNAMIC_DISPATCH(KvEncodeGroup)(p, {b, head, token - p.first, at, static_cast<int>(token - block * units.block_tokens)});
+      continue;
+    }
     if ((p.codecs || (p.map && p.map->per_head())) && batch.count && batch.head[0] != head) flush();  // a batch has one codebook
     for (int64_t token = low; token < high; ++token) {
       batch.from[batch.count] = p.rows.row(b, head, token - p.first);

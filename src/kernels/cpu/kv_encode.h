@@ -23,7 +23,7 @@ struct KvEncode {
   int64_t batch = 0, heads = 0, tokens = 0;
   uint8_t* blocks = nullptr;                 // of batch 0, head 0
   size_t batch_stride = 0, head_stride = 0;  // bytes
-  int64_t first = 0;                         // index of the first new token within the blocks
+  int64_t first = 0;  // index of the first new token within the blocks; by channel this and `tokens` are multiples of the group
 };
 
 /// The work comes in independent tasks (no two touch the same block), to be run in any order, by any threads.

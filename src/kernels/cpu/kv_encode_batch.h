@@ -1,4 +1,4 @@
-// Vectors that are encoded together.
+// What is encoded together.
 #pragma once
 
 #include <cstddef>
@@ -19,6 +19,13 @@ struct EncodeBatch {
   int64_t row_of_heads[kEncodeBatch];  // batch item * heads + head
   uint8_t* block[kEncodeBatch];        // the block that holds the token
   int token[kEncodeBatch];             // within the block
+};
+
+// Tokens of one head whose channels are encoded together: the layout's group of them, from `token` of a block on.
+struct EncodeGroup {
+  int64_t batch, head, row;  // of the first one's vector
+  uint8_t* block;
+  int token;
 };
 
 }  // namespace tersor::kernels

@@ -15,8 +15,8 @@
 HWY_BEFORE_NAMESPACE();
 namespace tersor::kernels::HWY_NAMESPACE {
 
-/// Scalars of one part: [decoded_scalar_rows][64]. mxfp4: half of every scale, then what belongs to codes that count from 12 halves below
-/// zero (kv_code_maps-inl.h).
+/// Scalars of one part: [decoded_scalar_rows][64], by channel [groups of tokens][2][padded dim]. mxfp4: half of every scale, then what
+/// belongs to codes that count from 12 halves below zero (kv_code_maps-inl.h).
 inline void DecodeScalars(const codec::Layout& layout, const uint8_t* block, float* scalars) {
   namespace hn = hwy::HWY_NAMESPACE;
   using levels::F;
@@ -37,7 +37,8 @@ inline void DecodeScalars(const codec::Layout& layout, const uint8_t* block, flo
   const hn::Rebind<uint16_t, F> narrow;
   const hn::RebindToUnsigned<F> wide;
   const bool norms = layout.has_norms();
-  for (int i = 0; i < layout.scalar_rows * codec::kTileTokens; i += static_cast<int>(hn::Lanes(F()))) {
+  const auto count = static_cast<int>(layout.block_scalars());
+  for (int i = 0; i < count; i += static_cast<int>(hn::Lanes(F()))) {
     const auto bits = hn::PromoteTo(wide, hn::LoadU(narrow, stored + i));
     const auto rest = norms ? bits : hn::And(bits, hn::Set(wide, 0x7fffu));
     const auto shifted = norms ? hn::ShiftLeft<13>(bits) : hn::Or(hn::ShiftLeft<14>(rest), hn::ShiftLeft<16>(hn::AndNot(rest, bits)));

@@ -8,6 +8,7 @@
 #endif
 
 #include <algorithm>
+#include <type_traits>
 
 #include "hwy/highway.h"
 #include "kernels/cpu/kv_attend_parts.h"
@@ -26,7 +27,7 @@ struct Keys {
   const codec::Layout& layout;
   const uint8_t* block;
   int tokens;
-  const float* scalars;  // decoded: [64] norms, or [groups][64] scales and as many biases
+  const float* scalars;  // decoded: [64] norms, or [groups][64] scales and as many biases; by channel they are not looked at
 };
 
 // Rows of queries that share each decoded register.
@@ -46,7 +47,9 @@ HWY_INLINE float SumOf(const int32_t* sums, size_t begin, size_t end) {
 // What one row's sums over some dims add to the scores of 16 tokens.
 template <class Map>
 HWY_INLINE VF Finish(const typename Map::Dots::Sums& dots, float of_row, float step, const float* scalars, const codec::Layout& layout) {
-  const VF total = hn::ConvertTo(F(), dots.total()), scale = hn::LoadU(F(), scalars);
+  const VF total = hn::ConvertTo(F(), dots.total());
+  if constexpr (kByChannel<Map>) return hn::Mul(total, hn::Set(F(), step));
+  const VF scale = hn::LoadU(F(), scalars);
   if constexpr (Map::kAffine) {
     const VF bias = hn::LoadU(F(), scalars + layout.groups * kTile);
     return hn::Mul(hn::MulAdd(scale, total, hn::Mul(bias, hn::Set(F(), of_row))), hn::Set(F(), step));
@@ -56,7 +59,8 @@ HWY_INLINE VF Finish(const typename Map::Dots::Sums& dots, float of_row, float s
   }
 }
 
-// Scores of kRows rows with the tokens of two groups of 16 (those that share a byte in 4-bit planes).
+// Scores of kRows rows with the tokens of two groups of 16 (those that share a byte in 4-bit planes). By channel they are added to what
+// `scores` holds.
 template <class Map, size_t kRows, int kPair>
 HWY_INLINE void ScorePair(const Keys& k, const Map& map, const Queries& q, float* HWY_RESTRICT scores) {
   using Dots = typename Map::Dots;
@@ -96,7 +100,7 @@ HWY_INLINE void ScorePair(const Keys& k, const Map& map, const Queries& q, float
         for (size_t i = 0; i < 2; ++i) {
           float* const to = scores + r * kTile + (2 * kPair + i) * codec::kLanes + lane;
           const VF score = Finish<Map>(dots[r][i], of_row, q.steps[r], scalars + i * codec::kLanes, layout);
-          hn::StoreU(begin == 0 ? score : hn::Add(score, hn::LoadU(F(), to)), F(), to);
+          hn::StoreU(begin == 0 && !kByChannel<Map> ? score : hn::Add(score, hn::LoadU(F(), to)), F(), to);
         }
       }
     }
@@ -109,22 +113,30 @@ HWY_NOINLINE void Score(const Keys& keys, const Map& map, const Queries& queries
   if (keys.tokens > kPairTokens) ScorePair<Map, kRows, 1>(keys, map, queries, scores);
 }
 
-template <class Map>
-void ScoreRows(const Keys& keys, const IntegerRows& rows, size_t count, float* scores) {
-  const Map map(keys.layout);
-  const size_t dims = keys.layout.padded_dim;
+// Calls f(number of rows, queries, scores) for runs of up to four rows of nearly equal height.
+template <class Function>
+HWY_INLINE void InRuns(const codec::Layout& layout, const IntegerRows& rows, size_t count, float* scores, const Function& f) {
+  const size_t dims = layout.padded_dim;
   Queries q{rows.words, rows.sums, rows.steps};
-  for (size_t runs = (count + 3) / 4; runs; --runs) {  // runs of nearly equal height
+  for (size_t runs = (count + 3) / 4; runs; --runs) {
     const size_t n = (count + runs - 1) / runs;
     switch (n) {
-      case 1: Score<Map, 1>(keys, map, q, scores); break;
-      case 2: Score<Map, 2>(keys, map, q, scores); break;
-      case 3: Score<Map, 3>(keys, map, q, scores); break;
-      default: Score<Map, 4>(keys, map, q, scores); break;
+      case 1: f(std::integral_constant<size_t, 1>(), q, scores); break;
+      case 2: f(std::integral_constant<size_t, 2>(), q, scores); break;
+      case 3: f(std::integral_constant<size_t, 3>(), q, scores); break;
+      default: f(std::integral_constant<size_t, 4>(), q, scores); break;
     }
     q.words += n * dims / 2, q.sums += n * dims / codec::kLanes, q.steps += n;
     scores += n * kTile, count -= n;
   }
+}
+
+template <class Map>
+void ScoreRows(const Keys& keys, const IntegerRows& rows, size_t count, float* scores) {
+  const Map map(keys.layout);
+  InRuns(
+      keys.layout, rows, count,
+      scores, [&](auto n, const Queries& q, float* to) __attribute__((always_inline)) { Score<Map, n>(keys, map, q, to); });
 }
 
 }  // namespace score_codes

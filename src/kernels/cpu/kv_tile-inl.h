@@ -98,6 +98,26 @@ void DecodeKeys(const codec::Layout& layout, const uint8_t* block, const float* 
   }
 }
 
+// The same for affine codes whose scales and biases belong to channels: scalars [groups of tokens][2][padded dim].
+template <int kBits>
+void DecodeChannels(const codec::Layout& layout, const uint8_t* block, const float* scalars, float* tile) {
+  const uint8_t *low = block + layout.planes[0].offset, *high = block + layout.planes[1].offset;
+  const size_t width = layout.padded_dim;
+  for (size_t first = 0; first < width / 4; first += 2)
+    for (size_t lane = 0; lane < kLanes; lane += hn::Lanes(F()))
+      codes::Unrolled<8>([&](auto which) {
+        constexpr int kParity = which / 4, kGroup = which % 4;
+        const size_t quad = first + kParity, at = kGroup * kLanes + lane;
+        const float* const scale = scalars + static_cast<size_t>(kGroup * kLanes / layout.group) * 2 * width + quad * 4;
+        const VI four = codes::KeyCodes<kBits, true, kGroup, kParity>(low, high, quad, lane);
+        float* const to = tile + quad * 4 * kTileTokens + at;
+        codes::Unrolled<4>([&](auto byte) {
+          const VF code = hn::ConvertTo(F(), Byte<byte>(four));
+          hn::StoreU(hn::MulAdd(code, hn::Set(F(), scale[byte]), hn::Set(F(), scale[width + byte])), F(), to + byte * kTileTokens);
+        });
+      });
+}
+
 // Values to tile [64][padded dim].
 template <int kBits, class Map>
 void DecodeValues(const codec::Layout& layout, const uint8_t* block, const float* scalars, float* tile) {
@@ -173,7 +193,9 @@ inline void DecodeIndices(const codec::Layout& layout, const uint8_t* block, con
 
 template <int kBits, class Map>
 void DecodeCodes(const codec::Layout& layout, const uint8_t* block, const float* scalars, float* tile) {
-  if (layout.role == codec::Role::keys)
+  if (std::is_same_v<Map, AffineMap> && layout.by_channel())
+    DecodeChannels<kBits>(layout, block, scalars, tile);
+  else if (layout.role == codec::Role::keys)
     DecodeKeys<kBits, Map>(layout, block, scalars, tile);
   else
     DecodeValues<kBits, Map>(layout, block, scalars, tile);
