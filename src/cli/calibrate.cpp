@@ -165,8 +165,8 @@ int run(const Options& options) {
   if (text.empty()) throw Error(options.text + ": the text is empty");
   const model::Transformer model = options.model.load();
   const auto ids = text_ids(options, text, model);
-  const bool few = warn_of_few(spec, model.config().head_dim, static_cast<int64_t>(ids.size()));
   Work work(options, spec, model, ids);
+  const bool few = warn_of_few(spec, model.config().head_dim, static_cast<int64_t>(ids.size()));
   model::Calibrated result;
   until_interrupted([&] { result = calibrate(options, spec, model, ids, work); });
   if (options.json)

@@ -75,7 +75,10 @@ def test_interrupted_and_gone_on(build_dir, tersor, refused, smollm2, tmp_path):
     command = ["calibrate", "--model", smollm2, "--text", TEXT, "--tokens", "400", "--kv", "vecinfer:2,sub=4", "--out"]
     whole = tmp_path / "whole.safetensors"
     done = tersor(*command, whole)
-    assert done.stderr.startswith(f"warning, of {2 * LAYERS * HEADS} codebooks: ") and done.stderr.count("\n") == 1
+    assert done.stderr.startswith("warning: 400 tokens are few for the codebooks of vecinfer:2,sub=4; a text of 12800 tokens")
+    assert done.stderr.count("\n") == 1
+    before = whole.read_bytes()
+    assert "exists" in refused(*command, whole) and whole.read_bytes() == before
     process = subprocess.Popen(
         [str(build_dir / "bin" / "tersor"), *map(str, command), str(out)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )

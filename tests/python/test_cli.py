@@ -298,7 +298,23 @@ def test_prompt_cache_goes_on(json_of, refused, smollm2, tmp_path):
     assert "broken.safetensors" in refused("generate", "--model", smollm2, *GREEDY, "--prompt-cache-in", broken)
 
 
-@pytest.mark.parametrize("kv", ["recommended", "full", "affine:8"])
+def test_nothing_of_another_kind_is_overwritten(refused, smollm2, tmp_path):
+    file = tmp_path / "notes.txt"
+    file.write_text("mine")
+    assert "exists and is not a saved cache" in refused("generate", "--model", smollm2, *GREEDY, "--prompt-cache-out", file)
+    assert file.read_text() == "mine"
+
+
+def test_keys_by_channel(json_of, smollm2):
+    """KIVI's keys lose less than groups of channels at two bits, as the paper says of models whose keys have loud channels."""
+    settings = ["affine:2,group=32,axis=channel/affine:8", "affine:2,group=32/affine:8"]
+    run = ["eval", "--model", smollm2, "--text", DEMO_TEXT, "--tokens", 300]
+    channel, token = json_of(*run, "--kv", settings[0], "--kv", settings[1])["results"]
+    assert channel["kl_mean"] < 0.5 * token["kl_mean"]
+    assert channel["kv"]["bytes"] < channel["kv"]["bytes_full"]
+
+
+@pytest.mark.parametrize("kv", ["recommended", "full", "affine:8", "affine:4,group=32,axis=channel/affine:8"])
 def test_an_empty_prompt_goes_on(tersor, json_of, refused, smollm2, tmp_path, kv):
     file = tmp_path / "half.safetensors"
     model = ["generate", "--model", smollm2, "--raw", "--ignore-end"]
