@@ -209,11 +209,29 @@ __device__ __forceinline__ void put_token(uint8_t* codes, int slot, const TileCo
   }
 }
 
+// So few tokens are put in one by one.
+constexpr int kFewTokens = 4;
+
+/// Sends for the lines that put_token is going to change. They may be in memory, and nothing that is waited for changes where they are.
+template <int D, bool kKeys, Code C>
+__device__ __forceinline__ void fetch_token(const uint8_t* side, int slot) {
+  constexpr codec::FragmentCode kForm = form_of(C);
+  const uint8_t* const codes = side + (kKeys ? 0 : scalar_bytes(C, D));
+  const uint8_t* const scalars = side + (kKeys ? code_bytes(C, D) : 0);
+  const auto fetch = [](const uint8_t* at) { asm volatile("prefetch.global.L2 [%0];" ::"l"(at)); };
+  for (int dim = threadIdx.x; dim < D; dim += kThreads) {
+    const codec::FragmentPlace at = kKeys ? codec::key_fragment(D, slot, dim) : codec::value_fragment(slot, dim);
+    const uint8_t* const unit = codes + at.unit * kForm.words() * 128;
+    fetch(unit + kForm.offset(at.lane, 0));
+    if constexpr (kForm.words() > 1) fetch(unit + kForm.offset(at.lane, kForm.words() - 1));
+  }
+  if (static_cast<int>(threadIdx.x) < scalar_rows(C, D)) fetch(scalars + (threadIdx.x * kTokens + codec::scalar_index(slot)) * 2);
+}
+
 template <int D, bool kKeys, Code C>
 __device__ __forceinline__ void pack_tile(uint8_t* side, const TileCodes<D>& tile) {
   uint8_t* const codes = side + (kKeys ? 0 : scalar_bytes(C, D));
   uint16_t* const scalars = reinterpret_cast<uint16_t*>(side + (kKeys ? code_bytes(C, D) : 0));
-  constexpr int kFewTokens = 4;
   if (tile.high - tile.low <= kFewTokens) {
     for (int slot = tile.low; slot < tile.high; ++slot) put_token<D, kKeys, form_of(C)>(codes, slot, tile);
   } else {
@@ -322,6 +340,23 @@ __device__ void encode_tile(const AppendParams& p, const AppendJob& job, uint8_t
     pack_tile<D, false, C>(side, tile);
 }
 
+/// Calls f<code>().
+template <class Function>
+__device__ __forceinline__ void with_code(Code code, const Function& f) {
+  switch (code) {
+    case Code::full: return f.template operator()<Code::full>();
+    case Code::turbo1: return f.template operator()<Code::turbo1>();
+    case Code::turbo2: return f.template operator()<Code::turbo2>();
+    case Code::turbo3: return f.template operator()<Code::turbo3>();
+    case Code::turbo4: return f.template operator()<Code::turbo4>();
+    case Code::turbo5: return f.template operator()<Code::turbo5>();
+    case Code::turbo6: return f.template operator()<Code::turbo6>();
+    case Code::affine2: return f.template operator()<Code::affine2>();
+    case Code::affine4: return f.template operator()<Code::affine4>();
+    case Code::affine8: return f.template operator()<Code::affine8>();
+  }
+}
+
 template <int D>
 __global__ void __launch_bounds__(kThreads) append_kernel(const __grid_constant__ AppendParams p) {
   __shared__ TileCodes<D> tile;
@@ -330,30 +365,26 @@ __global__ void __launch_bounds__(kThreads) append_kernel(const __grid_constant_
   touch_lines(p);
   if (p.turn.pairs && p.tokens == 1)
     for (int i = threadIdx.x; i < p.turn.pairs; i += kThreads) angles[i] = turn_of(p.turn.position, p.turn.inv_freq[i], p.turn.scale);
-  __syncthreads();
-  wait_for_earlier();
-  let_next_start();  // not before: attention sends for older tiles before it waits, and an earlier append may have written them
-  if (static_cast<int>(blockIdx.x) >= p.append_blocks)
-    return turn_queries<D>(p, blockIdx.x - p.append_blocks, blockIdx.y % p.heads, blockIdx.y / p.heads, angles);
+  const bool queries = static_cast<int>(blockIdx.x) >= p.append_blocks;
   int index = 0;
   while (index + 1 < p.jobs && static_cast<int>(blockIdx.x) >= p.job[index + 1].first_block) ++index;
   const AppendJob& job = p.job[index];
   const int block = blockIdx.x - job.first_block, head = blockIdx.y % p.heads, batch = blockIdx.y / p.heads;
   const int slot0 = (job.at / kTokens + block) * kTokens;
   uint8_t* const tiles = job.tiles + batch * job.batch_stride + head * job.head_stride;
+  const auto fetch = [&]<Code C>() {
+    if constexpr (C != Code::full) {
+      const uint8_t* const side = tiles + static_cast<size_t>(slot0 / kTokens) * job.tile_bytes + job.side_offset;
+      job.keys ? fetch_token<D, true, C>(side, job.at % kTokens) : fetch_token<D, false, C>(side, job.at % kTokens);
+    }
+  };
+  if (!queries && job.count == 1) with_code(job.code, fetch);
+  __syncthreads();
+  wait_for_earlier();
+  let_next_start();  // not before: attention sends for older tiles before it waits, and an earlier append may have written them
+  if (queries) return turn_queries<D>(p, blockIdx.x - p.append_blocks, blockIdx.y % p.heads, blockIdx.y / p.heads, angles);
   const auto run = [&]<Code C>() { encode_tile<D, C>(p, job, tiles, batch, head, slot0, tile, scratch, angles); };
-  switch (job.code) {
-    case Code::full: return run.template operator()<Code::full>();
-    case Code::turbo1: return run.template operator()<Code::turbo1>();
-    case Code::turbo2: return run.template operator()<Code::turbo2>();
-    case Code::turbo3: return run.template operator()<Code::turbo3>();
-    case Code::turbo4: return run.template operator()<Code::turbo4>();
-    case Code::turbo5: return run.template operator()<Code::turbo5>();
-    case Code::turbo6: return run.template operator()<Code::turbo6>();
-    case Code::affine2: return run.template operator()<Code::affine2>();
-    case Code::affine4: return run.template operator()<Code::affine4>();
-    case Code::affine8: return run.template operator()<Code::affine8>();
-  }
+  with_code(job.code, run);
 }
 
 const void* kernel_for(int dim) {
