@@ -498,12 +498,12 @@ def test_o16_a_model_that_drafts_for_itself_is_always_right(llama, draft_tokens)
     draft = family_configs.build("llama")
     prompt = mx.array(ids(20))
     for kv in ("turboquant:4", "turboquant:4,window=16"):
-        plain = [t for t, _ in generate_step(prompt, llama, max_tokens=48, prompt_cache=ts.make_cache(llama, kv))]
+        plain = [t for t, _ in generate_step(prompt, llama, max_tokens=256, prompt_cache=ts.make_cache(llama, kv))]
         both = ts.make_cache(llama, kv) + ts.make_cache(draft, kv)
-        tokens = list(speculative_generate_step(prompt, llama, draft, num_draft_tokens=draft_tokens, max_tokens=48, prompt_cache=both))
+        tokens = list(speculative_generate_step(prompt, llama, draft, num_draft_tokens=draft_tokens, max_tokens=256, prompt_cache=both))
         assert [int(t) for t, *_ in tokens] == [int(t) for t in plain]
         accepted = [bool(from_draft) for *_, from_draft in tokens]
-        assert np.mean(accepted) >= draft_tokens / (draft_tokens + 1) - 0.05, kv
+        assert sum(accepted) >= 256 * draft_tokens // (draft_tokens + 1), kv  # but one of every round comes from the draft
 
 
 def test_steps_ahead_copy_nothing(llama):
