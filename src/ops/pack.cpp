@@ -13,9 +13,10 @@ namespace {
 constexpr size_t kPiece = size_t{1} << 15;  // numbers of a task, whole words at any width
 constexpr size_t kMostLevels = 256;
 
+// Streams: a thread finds its part of the arrays in its own cache again when the next call is about the same ones.
 template <class F>
 void in_pieces(size_t n, F&& f) {
-  ThreadPool::instance().run((n + kPiece - 1) / kPiece, [&](size_t task, size_t) {
+  ThreadPool::instance().run_streams((n + kPiece - 1) / kPiece, [&](size_t task, size_t) {
     const size_t begin = task * kPiece;
     f(begin, std::min(kPiece, n - begin));
   });

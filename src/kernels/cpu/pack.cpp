@@ -97,11 +97,62 @@ constexpr size_t kReach = (kStep / kBlock - 1) * 2 * kBits + kBlock;
 template <int kBits>
 constexpr size_t kAdvance = kStep / 8 * kBits;
 
+// Codes that do not cross bytes: kStep of them to kAdvance bytes and back. Masks are written and read as eight bytes, whatever their
+// length.
+constexpr bool within_bytes(int bits) { return bits == 1 || bits == 2 || bits == 4; }
+template <int kBits>
+constexpr size_t kReachWithin = kBits == 1 ? 8 : kAdvance<kBits>;
+
+template <int kBits>
+HWY_INLINE void PackWithin(V8 codes, uint8_t* packed) {
+  const D8 d8;
+  const D16 d16;
+  const auto x = hn::And(codes, hn::Set(d8, static_cast<uint8_t>((1 << kBits) - 1)));
+  if constexpr (kBits == 1) {
+    hn::StoreMaskBits(d8, hn::Ne(x, hn::Zero(d8)), packed);
+    return;
+  }
+  const hn::Rebind<uint8_t, D16> half;
+  const auto lower = [](auto d, auto v) HWY_ATTR {  // the lower bytes of 16-bit lanes
+    const hn::RebindToSigned<decltype(d)> wide;
+    return hn::DemoteTo(hn::Rebind<uint8_t, decltype(d)>(), hn::BitCast(wide, hn::And(v, hn::Set(d, 0xff))));
+  };
+  const auto pairs = hn::BitCast(d16, x);
+  const auto joined = lower(d16, hn::Or(pairs, hn::ShiftRight<8 - kBits>(pairs)));
+  if constexpr (kBits == 4) {
+    hn::StoreU(joined, half, packed);
+  } else {
+    const hn::Repartition<uint16_t, decltype(half)> halves;
+    const hn::Rebind<uint8_t, decltype(halves)> quarter;
+    const auto fours = hn::BitCast(halves, joined);
+    hn::StoreU(lower(halves, hn::Or(fours, hn::ShiftRight<4>(fours))), quarter, packed);
+  }
+}
+template <int kBits>
+HWY_INLINE V8 UnpackWithin(const uint8_t* packed) {
+  const D8 d8;
+  const D16 d16;
+  const D32 d32;
+  if constexpr (kBits == 1) {
+    return hn::IfThenElseZero(hn::LoadMaskBits(d8, packed), hn::Set(d8, 1));
+  } else if constexpr (kBits == 2) {
+    const auto x = hn::PromoteTo(d32, hn::LoadU(hn::Rebind<uint8_t, D32>(), packed));
+    const auto pairs = hn::And(hn::Or(x, hn::ShiftLeft<12>(x)), hn::Set(d32, 0x000f000fu));
+    return hn::BitCast(d8, hn::And(hn::Or(pairs, hn::ShiftLeft<6>(pairs)), hn::Set(d32, 0x03030303u)));
+  } else {
+    const auto x = hn::PromoteTo(d16, hn::LoadU(hn::Rebind<uint8_t, D16>(), packed));
+    return hn::BitCast(d8, hn::And(hn::Or(x, hn::ShiftLeft<4>(x)), hn::Set(d16, 0x0f0f)));
+  }
+}
+
 template <int kBits>
 void PackRun(const uint8_t* codes, size_t n, uint8_t* packed) {
   const D8 d;
   uint8_t* const end = packed + packed_bytes(n, kBits);
   size_t i = 0;
+  if constexpr (within_bytes(kBits))
+    for (; i + kStep <= n && packed + kReachWithin<kBits> <= end; i += kStep, packed += kAdvance<kBits>)
+      PackWithin<kBits>(hn::LoadU(d, codes + i), packed);
   for (; i + kStep <= n && packed + kReach<kBits> <= end; i += kStep, packed += kAdvance<kBits>)
     StoreBlocks(d, Join<kBits>(hn::LoadU(d, codes + i)), 2 * kBits, packed);
   for (; i < n; i += kStep) {  // near the end, where a whole vector would write too far
@@ -120,6 +171,9 @@ void UnpackRun(const uint8_t* packed, size_t n, uint8_t* codes) {
   const D8 d;
   const uint8_t* const end = packed + packed_bytes(n, kBits);
   size_t i = 0;
+  if constexpr (within_bytes(kBits))
+    for (; i + kStep <= n && packed + kReachWithin<kBits> <= end; i += kStep, packed += kAdvance<kBits>)
+      hn::StoreU(UnpackWithin<kBits>(packed), d, codes + i);
   for (; i + kStep <= n && packed + kReach<kBits> <= end; i += kStep, packed += kAdvance<kBits>)
     hn::StoreU(Part<kBits>(LoadBlocks(d, 2 * kBits, packed)), d, codes + i);
   for (; i < n; i += kStep) {
