@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import json
+import socket
 import sys
 from pathlib import Path
 
@@ -26,7 +27,9 @@ generate, chat and serve take mlx_lm's own options and --kv SETTING, --kv-keys C
 
 def _kv_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    parser.add_argument("--kv", help="what keys and values are stored as, e.g. turboquant:4; the recommended setting unless given")
+    parser.add_argument(
+        "--kv", action="append", help="what keys and values are stored as, e.g. turboquant:4; the recommended setting unless given"
+    )
     parser.add_argument("--kv-keys", metavar="CODEC")
     parser.add_argument("--kv-values", metavar="CODEC")
     parser.add_argument("--kv-window", type=int, metavar="N", help="recent tokens kept in full precision")
@@ -49,8 +52,10 @@ def _layers(text):
 
 
 def _options(args: argparse.Namespace) -> dict:
+    if args.kv and len(args.kv) > 1:
+        raise Error("--kv is given more than once; name one setting (python -m tersor eval compares several)")
     return {
-        "kv": args.kv,
+        "kv": args.kv[0] if args.kv else None,
         "keys": args.kv_keys,
         "values": args.kv_values,
         "window": args.kv_window,
@@ -75,7 +80,25 @@ def _loaded(load, *positional, **named):
     except Exception as error:
         name = positional[0] if positional else named.get("path_or_hf_repo", "")
         lines = str(error).strip().splitlines()
-        raise Error(f"--model {name}: mlx_lm cannot load it ({type(error).__name__}: {lines[0] if lines else 'no message'})") from error
+        where = "mlx_lm cannot load it" if Path(name).exists() else "there is no such folder, and mlx_lm cannot fetch it as a name"
+        raise Error(f"--model {name}: {where} ({type(error).__name__}: {lines[0] if lines else 'no message'})") from error
+
+
+def _check_address(rest) -> None:
+    """mlx_lm's server waits for ever when it cannot have its port."""
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--host", default="127.0.0.1")
+    parser.add_argument("--port", default="8080")
+    address, _ = parser.parse_known_args(rest)
+    if not address.port.isdecimal() or not 0 < int(address.port) < 65536:
+        raise Error(f"--port {address.port}: give a number from 1 to 65535")
+    try:
+        family = socket.getaddrinfo(address.host, int(address.port), type=socket.SOCK_STREAM)[0]
+        with socket.socket(family[0], family[1]) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(family[4])
+    except OSError as error:
+        raise Error(f"--host {address.host} --port {address.port}: cannot be served at ({error.strerror}); name another port") from error
 
 
 def _run_mlx_lm(module_name: str, arguments) -> int:
@@ -84,6 +107,8 @@ def _run_mlx_lm(module_name: str, arguments) -> int:
     options = _options(args)
     _refuse(rest, ["--kv-bits", "--kv-group-size", "--quantized-kv-start"], "is mlx_lm's own cache quantisation; use --kv")
     _refuse(rest, ["--max-kv-size"], "makes mlx_lm's sliding cache, which is not compressed; leave it out")
+    if module_name == "mlx_lm.server":
+        _check_address(rest)
     from .attachment import attach, explain
     from .settings import Settings
 
@@ -119,13 +144,14 @@ def _eval(arguments) -> int:
         text = args.text.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise Error(f"--text {args.text}: cannot be read as UTF-8 text ({error})") from error
-    options = _options(args)
+    settings, args.kv = args.kv, None
+    options = {k: v for k, v in _options(args).items() if k != "kv"}
     import mlx_lm
 
     from .fidelity import evaluate
 
     model, tokenizer = _loaded(mlx_lm.load, args.model)
-    results = evaluate(model, tokenizer, text, limit=args.limit, chunk=args.chunk, fallback=args.kv_fallback, **options)
+    results = evaluate(model, tokenizer, text, settings, limit=args.limit, chunk=args.chunk, fallback=args.kv_fallback, **options)
     for result in results:
         print(json.dumps(result.as_dict()) if args.json else result)
     return 0

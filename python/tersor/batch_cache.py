@@ -153,7 +153,7 @@ class TersorBatchKVCache:
         return True
 
     def trim(self, n: int) -> int:
-        n = min(n, self.size())
+        n = max(0, min(n, self.size()))
         for row in self._rows:
             row.trim(n)
         self._offset = None

@@ -9,6 +9,8 @@ import mlx.core as mx
 
 from ._native import Error, core
 
+_MOST_DIM = 1024
+
 
 @dataclass(frozen=True)
 class Encoded:
@@ -30,6 +32,10 @@ class Codec:
     """
 
     def __init__(self, spec: str, dim: int, role: str = "values", kernels: str = "auto"):
+        if not isinstance(spec, str):
+            raise Error(f'the codec is {spec!r}; give a string like "turboquant:4"')
+        if type(dim) is not int or not 1 <= dim <= _MOST_DIM:
+            raise Error(f"the size of vectors is {dim!r}; give a number from 1 to {_MOST_DIM}")
         self._codec = core.ArrayCodec(spec, role, dim, kernels)
 
     def __str__(self) -> str:
@@ -53,10 +59,14 @@ class Codec:
 
     def encode(self, x: "mx.array") -> Encoded:
         """x: [batch, heads, tokens, dim] of float32, float16 or bfloat16. NaN counts as 0, magnitudes end at 65504."""
+        if not isinstance(x, mx.array) or x.ndim != 4 or x.dtype not in (mx.float32, mx.float16, mx.bfloat16):
+            raise Error("encode takes an mx.array [batch, heads, tokens, size] of float32, float16 or bfloat16")
         return Encoded(self._codec.encode(x), x.shape[2], self)
 
     def decode(self, encoded: Encoded) -> "mx.array":
         """float32 [batch, heads, tokens, dim]. Of keys behind a sketch (qjl): vectors whose products with a query are its scores."""
+        if not isinstance(encoded, Encoded):
+            raise Error(f"decode takes what encode gave, not {type(encoded).__name__}")
         if str(encoded.codec) != str(self) or encoded.codec.dim != self.dim or encoded.codec.role != self.role:
             raise Error(f"these vectors were encoded by {encoded.codec!r}, not by {self!r}")
         return self._codec.decode(encoded.data, encoded.tokens)
@@ -79,5 +89,7 @@ def attend(q: "mx.array", cache, *, scale: Optional[float] = None, mask=None, si
     scale: 1/sqrt(Dk) unless given; mask: "causal", None (every token is seen), or an array that broadcasts to [B, Hq, L, tokens], boolean
     or additive; sinks: [Hq] learned logits. Returns [B, Hq, L, Dv] in q's type.
     """
+    if not hasattr(cache, "keys_and_values"):
+        raise Error(f"attend takes a compressed cache, not {type(cache).__name__}")
     _, values = cache.keys_and_values()
     return cache.attend(q, values, scale=q.shape[-1] ** -0.5 if scale is None else scale, mask=mask, sinks=sinks)

@@ -7,9 +7,11 @@ from typing import List, Optional, Sequence, Union
 
 import mlx.core as mx
 import numpy as np
+from mlx_lm.models.cache import KVCache
 
 from ._native import Error, core
 from .attachment import Report, make_cache
+from .places import all_places
 
 
 @dataclass(frozen=True)
@@ -28,7 +30,7 @@ class Evaluation:
     logit_error_max: float
     strict_failed: tuple  # bounds of the strict policy that it breaks, by name
     kv_bytes: int  # held by the compressed run's caches
-    kv_bytes_full: int
+    kv_bytes_full: int  # what the same tokens take in 16 bits
 
     def as_dict(self) -> dict:
         return asdict(self)
@@ -36,8 +38,8 @@ class Evaluation:
     def __str__(self) -> str:
         return (
             f"{self.kv}: top-1 {self.top1_agreement:.4f}, KL mean {self.kl_mean:.3g} max {self.kl_max:.3g}, "
-            f"perplexity {self.perplexity:.4f} (full {self.perplexity_full:.4f}), cache {self.kv_bytes / self.kv_bytes_full:.3f} of full "
-            f"over {self.positions} positions"
+            f"perplexity {self.perplexity:.4f} (full {self.perplexity_full:.4f}), cache {self.kv_bytes / self.kv_bytes_full:.3f} of "
+            f"16 bits over {self.positions} positions"
         )
 
 
@@ -70,6 +72,8 @@ def evaluate(
     if chunk < 1:
         raise Error(f"chunk is {chunk}; give 1 or more")
     settings = [kv] if kv is None or isinstance(kv, str) else list(kv)
+    if not settings:
+        raise Error("kv= names no setting; give one or several")
     arms = [make_cache(model, setting, **options) for setting in settings]
     meters = [core.FidelityMeter() for _ in arms]
     full = make_prompt_cache(model)
@@ -81,6 +85,14 @@ def evaluate(
             meter.add(reference, _rows(model, part, cache), targets)
         mx.clear_cache()
     return [_evaluation(setting, meter, cache, full) for setting, meter, cache in zip(settings, meters, arms)]
+
+
+def _in_16_bits(entry) -> int:
+    """Bytes of a native cache's tokens as 16-bit numbers, without its spare room; of other caches what they hold."""
+    if type(entry) is not KVCache or entry.empty():
+        return 0 if entry.empty() else entry.nbytes
+    keys, values = entry.keys, entry.values
+    return 2 * entry.offset * keys.shape[0] * keys.shape[1] * (keys.shape[3] + values.shape[3])
 
 
 def _evaluation(setting, meter, cache, full) -> Evaluation:
@@ -102,5 +114,5 @@ def _evaluation(setting, meter, cache, full) -> Evaluation:
         result.logit_error_max,
         tuple(result.strict_failed),
         held(cache),
-        held(full),
+        sum(_in_16_bits(entry) for _, entry in all_places(full)),
     )

@@ -157,11 +157,17 @@ def convert(source: Union[str, Path], folder: Union[str, Path], dtype: Optional[
         raise Error(f"{folder} exists already; name a folder that does not, or remove it")
     if not folder.parent.is_dir():
         raise Error(f"{folder.parent} is not a folder, so that {folder.name} cannot be made in it")
-    scratch = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
+    try:
+        scratch = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
+    except OSError as error:
+        raise Error(f"{folder.parent}: cannot be written ({error.strerror}); name a folder elsewhere") from error
     try:
         _write(scratch, source, _FLOATS[dtype])
         os.chmod(scratch, 0o755)
         os.replace(scratch, folder)
+    except OSError as error:
+        shutil.rmtree(scratch, ignore_errors=True)
+        raise Error(f"{folder}: cannot be written ({error.strerror})") from error
     except BaseException:
         shutil.rmtree(scratch, ignore_errors=True)
         raise

@@ -129,12 +129,17 @@ class TersorKVCache:
     def attend(self, q, v, *, scale, mask=None, sinks=None, stream=None):
         """Attention of q [B, Hq, L, Dk], the last L tokens appended: [B, Hq, L, Dv] in q's type."""
         attention.require_own_values(self, v)
-        return self._cache.attend(q, scale=scale, **attend_options(mask, sinks))
+        try:
+            return self._cache.attend(q, scale=scale, **attend_options(mask, sinks))
+        except ValueError as error:
+            raise Error(f"{self.label}: {error}") from error
 
     # mlx_lm's protocol.
 
     def update_and_fetch(self, keys, values):
         attention.require_installed(self)
+        if keys.ndim != 4 or values.ndim != 4 or keys.shape[:3] != values.shape[:3]:
+            raise Error(f"{self.label}: keys {keys.shape} and values {values.shape} must be [batch, heads, tokens, size] of as many tokens")
         if self._cache is None:
             self._start(keys, values)
         elif (keys.shape[0], keys.shape[1], keys.shape[3], values.shape[3]) != self._cache.shape:
@@ -181,7 +186,7 @@ class TersorKVCache:
     def trim(self, n: int) -> int:
         """Takes back the last n tokens (at most all); returns how many. Tokens beyond the window's margin that were kept in full
         precision are then read from their codes."""
-        n = min(n, self.offset)
+        n = max(0, min(n, self.offset))
         if n > 0:
             self._cache.rewind(n)
         return n

@@ -11,8 +11,11 @@ from ._native import Error, core
 
 
 @lru_cache(maxsize=8)
-def _calibration(path: str):
-    return core.load_calibration(path)
+def _calibration(path: str, kv: str):
+    return core.load_calibration(path, parse_spec(kv, None, None))
+
+
+_MOST_TOKENS = 1 << 24  # of a window or of sinks
 
 
 def parse_spec(kv: Optional[str], keys: Optional[str], values: Optional[str]) -> "core.KvSpec":
@@ -21,12 +24,15 @@ def parse_spec(kv: Optional[str], keys: Optional[str], values: Optional[str]) ->
         raise Error("give either kv= or keys= and values=, not both")
     if kv is None and keys is None and values is None:
         return core.KvSpec.recommended()
+    for name, text in (("kv", kv), ("keys", keys), ("values", values)):
+        if text is not None and not isinstance(text, str):
+            raise Error(f'{name}= is {text!r}; give a string like "turboquant:4"')
     if kv is None:
         if keys is None or values is None:
             raise Error(f"{'keys' if keys is None else 'values'}= is missing; give both, or kv= for both alike")
         return core.KvSpec.parse(keys, values)
-    if not isinstance(kv, str):
-        raise Error(f'kv= is {kv!r}; give a string like "turboquant:4"')
+    if kv == "recommended":
+        return core.KvSpec.recommended()
     if "/" in kv:
         return core.KvSpec.parse(*kv.split("/", 1))
     return core.KvSpec.parse(kv)
@@ -64,10 +70,12 @@ class Settings:
         for name, value in (("window", window), ("sinks", sinks)):
             if value is None:
                 continue
-            if not isinstance(value, int) or isinstance(value, bool) or value < 0:
-                raise Error(f"{name}= is {value!r}; give a number of tokens, 0 or more")
+            if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= _MOST_TOKENS:
+                raise Error(f"{name}= is {value!r}; give a number of tokens, 0 to {_MOST_TOKENS}")
             setattr(spec, name, value)
         if skip is not None:
+            if isinstance(skip, (str, bytes)) or not hasattr(skip, "__iter__") or not all(type(layer) is int for layer in skip):
+                raise Error(f"skip= is {skip!r}; give a list of layers like [0, -1]")
             spec.skip = list(skip)
         if kernels not in ("auto", "require", "forbid"):
             raise Error(f'kernels= is {kernels!r}; use "auto", "require" or "forbid"')
@@ -76,6 +84,8 @@ class Settings:
         if spec.calibrated and calibration is None:
             raise Error(f"codec {spec} needs a calibration of the model; make one with `tersor calibrate` and name it: calibration=")
         path = None if calibration is None else str(calibration)
+        if path is not None:
+            _calibration(path, f"{spec.keys}/{spec.values}")  # what is wrong with it shows now, not when a layer asks for it
         return cls(spec.keys, spec.values, spec.window, spec.sinks, kernels, precision, path, tuple(spec.skip), spec)
 
     def __str__(self) -> str:
@@ -113,7 +123,7 @@ class Settings:
         """What calibration found out about a layer; None where its codec needs nothing."""
         if not self.spec.calibrated or full:
             return None
-        layers = _calibration(self.calibration)
+        layers = _calibration(self.calibration, f"{self.keys}/{self.values}")
         if layer >= len(layers):
             raise Error(f"{self.calibration} has {len(layers)} layers, but layer {layer} of the model needs one; calibrate this model")
         return layers[layer]

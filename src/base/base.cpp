@@ -71,7 +71,7 @@ Dtype parse_dtype(std::string_view text) {
   if (text == "f16" || text == "fp16" || text == "float16") return Dtype::f16;
   if (text == "bf16" || text == "bfloat16") return Dtype::bf16;
   if (text == "f32" || text == "fp32" || text == "float32") return Dtype::f32;
-  throw Error("unknown dtype \"" + std::string(text) + "\": use fp16, bf16 or fp32");
+  throw Error("unknown dtype \"" + std::string(text) + "\": use f16, bf16 or f32");
 }
 
 std::string human_bytes(uint64_t bytes) {

@@ -48,7 +48,7 @@ File::File(const std::filesystem::path& path) : file_(path) {
   uint64_t header = 0;
   if (bytes.size() >= 8) std::memcpy(&header, bytes.data(), sizeof header);
   if (bytes.size() < 10 || bytes[8] != std::byte{'{'})
-    throw Error(place + ": is not a safetensors file but looks like " + describe_content(bytes));
+    throw Error(place + ": is not a safetensors file: it looks like " + describe_content(bytes));
   if (header > kMaxHeader || header > bytes.size() - 8)
     throw Error(place + ": the header should have " + std::to_string(header) + " bytes, but the file has " + std::to_string(bytes.size()) +
                 "; it is damaged or an incomplete download, fetch it again");

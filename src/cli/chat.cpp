@@ -178,7 +178,7 @@ int run(const Options& options) {
 void add_chat(CLI::App& parent, Commands& commands) {
   CLI::App* app = parent.add_subcommand("chat",
                                         "Talk to a model, one line a turn, on one cache that keeps growing. With a pipe as standard input "
-                                        "each line is a turn; with --json each "
+                                        "each line is a turn, and the first that fails is the last; with --json each "
                                         "reply is one object on one line.");
   app->footer("Example: tersor chat --model SmolLM2.gguf --kv turboquant:4\n\nWhile it runs:\n" + std::string(kHelp));
   auto options = std::make_shared<Options>();

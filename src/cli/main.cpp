@@ -82,6 +82,7 @@ int parse_and_run(int argc, char** argv) {
 int guarded(int argc, char** argv) {
   try {
     std::signal(SIGPIPE, SIG_IGN);
+    std::signal(SIGXFSZ, SIG_IGN);  // a file that may not grow is an error of writing like others
     watch_interrupt();
     return parse_and_run(argc, argv);
   } catch (const ClosedPipe&) { return kDone; } catch (const Interrupted&) {

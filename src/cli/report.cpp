@@ -73,10 +73,12 @@ std::string against_full(const cache::KvCache& cache) {
   std::string relation = fixed(ratio(bytes_full, bytes), 2) + "x";
   if (bytes > bytes_full) {
     const cache::LayerShape shape = cache.layers() ? cache.layer(0).shape() : cache::LayerShape{};
-    const cache::KvSpec whole;
-    const auto expected = [&](const cache::KvSpec& spec) { return cache::expected_bytes(spec, 1, shape, cache.full_dtype(), 1 << 20); };
-    relation = expected(cache.spec()) >= expected(whole) ? "larger than full: so are the codes of this setting, at this head size"
-                                                         : "larger than full: blocks and windows are not filled yet";
+    const auto codes = [&](const codec::Spec& keys, const codec::Spec& values) {
+      return cache::expected_bytes({keys, values, 0, 0, {}}, 1, shape, cache.full_dtype(), 1 << 20);
+    };
+    relation = codes(cache.spec().keys, cache.spec().values) > codes({}, {})
+                   ? "larger than full: so are the codes of this setting, at this head size"
+                   : "larger than full: blocks and windows are not filled yet";
   }
   return human_bytes(bytes) + " measured, " + human_bytes(bytes_full) + " in full precision (" + relation + ")";
 }

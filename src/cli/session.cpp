@@ -96,8 +96,8 @@ Session load_session(const std::string& path, const model::Transformer& model, o
                      const cache::KvSpec* required, std::optional<Dtype> dtype) {
   const cache::KvSpec saved = cache::KvCache::saved_spec(path);
   if (required && !required->reads(saved))
-    throw Error(path + ": holds a cache of " + kv_name(saved) + ", not " + kv_name(*required) +
-                "; leave --kv and the other options of the cache out");
+    throw Error(path + ": holds a cache of " + kv_name(saved) + ", and a saved cache keeps its setting, so that " + kv_name(*required) +
+                " cannot be had; leave --kv, --window, --sinks and --skip-layers out");
   cache::KvCache::Loaded loaded = cache::KvCache::load(path, model.identity(), policy, model.precision(), calibrations.of(saved), required);
   Session session{std::move(loaded.cache), {}, {}};
   if (dtype && *dtype != session.cache.full_dtype())

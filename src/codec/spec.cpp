@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <array>
+#include <cctype>
 #include <charconv>
 #include <cmath>
 #include <iterator>
@@ -49,11 +50,12 @@ size_t edits(std::string_view a, std::string_view b) {
 // The form of the codec that is named, or meant, or the names of all.
 std::string advice(std::string_view text) {
   constexpr size_t kTypingError = 2;
-  const std::string_view name = text.substr(0, text.find_first_of(":,"));
+  std::string name(text.substr(0, text.find_first_of(":,")));
+  std::transform(name.begin(), name.end(), name.begin(), [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
   const auto* const nearest = std::min_element(std::begin(kForms), std::end(kForms),
                                                [&](const auto& a, const auto& b) { return edits(name, a.first) < edits(name, b.first); });
   const std::string form = std::string(nearest->first).append(nearest->second) + (nearest->first == "full" ? "" : "[,centre=N|calibrated]");
-  if (name == nearest->first) return "write " + form;
+  if (text.starts_with(nearest->first)) return "write " + form;
   if (edits(name, nearest->first) <= kTypingError) return "did you mean " + form + "?";
   std::string names;
   for (const auto& known : kForms) names.append(names.empty() ? "" : ", ").append(known.first);
@@ -151,7 +153,9 @@ void parse_stages(Spec& spec, std::string_view parameter, std::string_view whole
 void parse_parameter(Spec& spec, std::string_view parameter, bool present, std::string_view whole, double& rate) {
   if (spec.family == Family::full) {
     if (!present) return;
-    spec.dtype = parse_dtype(parameter);
+    try {
+      spec.dtype = parse_dtype(parameter);
+    } catch (const Error&) { fail(whole, "there is no number type \"" + std::string(parameter) + "\""); }
     spec.bits = static_cast<int>(8 * size_of(*spec.dtype));
     return;
   }
@@ -284,6 +288,7 @@ std::string known_codecs() {
 }
 
 Spec Spec::parse(std::string_view text) {
+  if (text.find('/') != text.npos) throw Error("codec \"" + std::string(text) + "\": one codec is wanted here, not KEYS/VALUES");
   const size_t comma = std::min(text.find(','), text.size());
   const std::string_view head = text.substr(0, comma);
   const size_t colon = std::min(head.find(':'), head.size());

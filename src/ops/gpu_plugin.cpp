@@ -32,8 +32,16 @@ std::vector<std::string> places() {
   return {(folder / kLibrary).string(), (folder.parent_path() / "lib" / kLibrary).string(), kLibrary};
 }
 
+// Plug-ins take MLX's symbols from what is loaded for all. Python loads an extension, and MLX with it, for itself alone.
+void share_mlx() {
+  Dl_info info{};
+  if (dladdr(reinterpret_cast<const void*>(static_cast<const mx::Device& (*)()>(&mx::default_device)), &info) != 0)
+    dlopen(info.dli_fname, RTLD_NOW | RTLD_NOLOAD | RTLD_GLOBAL);
+}
+
 Loaded load() {
   if (!mx::is_available(mx::Device::gpu)) return {nullptr, "MLX has no GPU backend here"};
+  share_mlx();
   std::string problem;
   for (const std::string& place : places()) {
     std::error_code error;

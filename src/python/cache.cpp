@@ -48,16 +48,23 @@ void bind_choice(nb::module_& m) {
       .def_ro("reason", &Choice::reason);
 }
 
+std::vector<cache::LayerCalibration> calibration_for(const std::string& path, const cache::KvSpec& spec) {
+  cache::SavedCalibration saved = cache::load_calibration(path, nullptr);
+  if (!saved.complete()) throw Error(path + ": was interrupted; go on with `tersor calibrate --out` of the same file");
+  if (!spec.calibrated()) throw Error(path + ": is not needed by " + spec.str() + "; leave the calibration out");
+  for (const auto role : {codec::Role::keys, codec::Role::values}) {
+    const codec::Spec& wanted = role == codec::Role::keys ? spec.keys : spec.values;
+    if (cache::needs_calibration(wanted, role) && !(saved.spec(role) == wanted))
+      throw Error("codec " + wanted.str() + " needs a calibration of its own for " + (role == codec::Role::keys ? "keys" : "values") +
+                  ": " + path + " is for " + saved.spec(role).str() + "; make one with tersor calibrate --kv " + wanted.str());
+  }
+  return std::move(saved.done);
+}
+
 void bind_calibration(nb::module_& m) {
   nb::class_<cache::LayerCalibration>(m, "LayerCalibration", "What calibration found out about one layer.");
-  m.def(
-      "load_calibration",
-      [](const std::string& path) {
-        const cache::SavedCalibration saved = cache::load_calibration(path, nullptr);
-        if (!saved.complete()) throw Error(path + ": was interrupted; go on with `tersor calibrate --out` of the same file");
-        return saved.done;
-      },
-      "path"_a, "Of every attention layer, from a file of `tersor calibrate`.");
+  m.def("load_calibration", &calibration_for, "path"_a, "spec"_a,
+        "Of every attention layer, from a file of `tersor calibrate` for exactly the codecs of `spec` that need one.");
 }
 
 }  // namespace

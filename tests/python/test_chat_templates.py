@@ -136,9 +136,7 @@ MISTRAL_HEAD = r"""{%- if messages[0]["role"] == "system" %}
     {%- if message["role"] == "user" %}
 """
 
-MISTRAL_V2 = (
-    MISTRAL_HEAD
-    + r"""        {%- if loop.first and system_message is defined %}
+MISTRAL_V2 = MISTRAL_HEAD + r"""        {%- if loop.first and system_message is defined %}
             {{- ' [INST] ' + system_message + '\n\n' + message['content'] + ' [/INST]' }}
         {%- else %}
             {{- ' [INST] ' + message['content'] + ' [/INST]' }}
@@ -147,11 +145,8 @@ MISTRAL_V2 = (
         {{- ' ' + message['content'] + eos_token}}
     {%- endif %}
 {%- endfor %}"""
-)
 
-MISTRAL_V3 = (
-    MISTRAL_HEAD
-    + r"""        {%- if loop.last and system_message is defined %}
+MISTRAL_V3 = MISTRAL_HEAD + r"""        {%- if loop.last and system_message is defined %}
             {{- "[INST] " + system_message + "\n\n" + message["content"] + "[/INST]" }}
         {%- else %}
             {{- "[INST] " + message["content"] + "[/INST]" }}
@@ -160,11 +155,8 @@ MISTRAL_V3 = (
         {{- " " + message["content"]|trim + eos_token}}
     {%- endif %}
 {%- endfor %}"""
-)
 
-NEMO = (
-    MISTRAL_HEAD
-    + r"""        {%- if loop.last and system_message is defined %}
+NEMO = MISTRAL_HEAD + r"""        {%- if loop.last and system_message is defined %}
             {{- "[INST]" + system_message + "\n\n" + message["content"] + "[/INST]" }}
         {%- else %}
             {{- "[INST]" + message["content"] + "[/INST]" }}
@@ -173,7 +165,6 @@ NEMO = (
         {{- message["content"] + eos_token}}
     {%- endif %}
 {%- endfor %}"""
-)
 
 SMALL = r"""{%- set default_system_message = "You are Mistral Small." %}
 {{- bos_token }}
