@@ -217,7 +217,7 @@ TEST(Spec, UnknownStorageTypesListTheKnownOnes) {
     try {
       Spec::parse(name);
       ADD_FAILURE() << "\"" << name << "\" was taken";
-    } catch (const Error& error) { EXPECT_THAT(error.what(), testing::HasSubstr("fp16, bf16 or fp32")); }
+    } catch (const Error& error) { EXPECT_THAT(error.what(), testing::HasSubstr("write full[:fp16|bf16|fp32]")); }
   }
 }
 

@@ -149,7 +149,7 @@ def test_bad_usage(refused, arguments, words):
         (["--prompt-file", "/nowhere/p.txt"], ["exclude"]),
         (["--prompt-cache-out", ""], ["--prompt-cache-out", "not empty"]),
         (["--top-p", "0"], ["top-p is 0: "]),
-        (["--kv", "full:fp8"], ["fp16, bf16 or fp32"]),
+        (["--kv", "full:fp8"], ["write full[:fp16|bf16|fp32]"]),
         (["--skip-layers", "0,,1"], ["--skip-layers"]),
     ],
 )
