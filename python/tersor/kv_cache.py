@@ -43,8 +43,9 @@ class Siblings:
             return
         behind = [cache.label for cache in (ref() for ref in self._caches) if cache is not None and cache.progress != first.progress]
         if behind:
+            named = ", ".join(behind[:4]) + (f" and {len(behind) - 4} more" if len(behind) > 4 else "")
             raise BypassedCache(
-                f"{', '.join(behind)}: not advanced by the model's last step, though {first.label} was; "
+                f"{named}: not advanced by the model's last step, though {first.label} was; "
                 "the model bypasses these caches, so nothing it computes with them can be trusted"
             )
 
