@@ -140,8 +140,12 @@ void KvOptions::add(CLI::App& app, bool several, const std::string& default_text
                                     " (default " + default_text + ")");
   option->type_name("CODEC")->allow_extra_args(false);
   if (!several) option->multi_option_policy(CLI::MultiOptionPolicy::Throw)->expected(1);
-  app.add_option("--window", window, "Recent tokens kept in full precision")->type_name("N")->check(whole(0, kMostTokens));
-  app.add_option("--sinks", sinks, "First tokens kept in full precision")->type_name("N")->check(whole(0, kMostTokens));
+  app.add_option("--window", window, "Recent tokens kept in full precision; instead of what --kv says")
+      ->type_name("N")
+      ->check(whole(0, kMostTokens));
+  app.add_option("--sinks", sinks, "First tokens kept in full precision; instead of what --kv says")
+      ->type_name("N")
+      ->check(whole(0, kMostTokens));
   add_whole_list(app, "--skip-layers", skip, -4096, 4096, "Layers kept in full precision, e.g. 0,1,-1 (negative: from the last)");
   add_calibration(app, calibration);
 }
