@@ -49,12 +49,7 @@ inline void Gather(const KvEncode& p, const EncodeBatch& batch, float* x) {
 
 inline void Sanitise(float* x, size_t dim) {
   const F d;
-  const auto limit = hn::Set(d, codec::kInputMax);
-  for (size_t i = 0; i < dim * kBatch; i += hn::Lanes(d)) {
-    const auto v = hn::Load(d, x + i);
-    const auto number = hn::IfThenElseZero(hn::Eq(v, v), v);
-    hn::Store(hn::Min(hn::Max(number, hn::Neg(limit)), limit), d, x + i);
-  }
+  for (size_t i = 0; i < dim * kBatch; i += hn::Lanes(d)) hn::Store(Clean(hn::Load(d, x + i)), d, x + i);
 }
 
 // Calls the lines that the codes of a few vectors will change from memory, while these are still being computed.
@@ -92,12 +87,8 @@ inline void EncodeAffine(const KvEncode& p, const EncodeBatch& batch, const floa
         PutScalar(layout, batch, lane + k, layout.groups + g, codec::encode_scale(affine.bias));
       }
       const auto scale = hn::Load(d, scales), bias = hn::Load(d, biases);
-      const auto constant = hn::Eq(scale, hn::Zero(d));
-      for (size_t i = begin; i < end; ++i) {
-        const auto code = hn::Round(hn::Div(hn::Sub(hn::Load(d, x + i * kBatch + lane), bias), scale));
-        const auto clamped = hn::IfThenZeroElse(constant, hn::Min(hn::Max(code, hn::Zero(d)), top));
-        StoreCodes(hn::ConvertTo(I(), clamped), codes + i * kBatch + lane);
-      }
+      for (size_t i = begin; i < end; ++i)
+        StoreCodes(AffineCodes(hn::Load(d, x + i * kBatch + lane), scale, bias, top), codes + i * kBatch + lane);
     }
   }
 }

@@ -31,7 +31,6 @@ constexpr size_t kChannels = 64;
 // Channels [first, first + count) of a group's tokens as they are to be encoded: [tokens][kChannels], zero beyond `count`.
 inline void GatherChannels(const KvEncode& p, const EncodeGroup& g, size_t first, size_t count, float* x) {
   const F d;
-  const auto limit = hn::Set(d, codec::kInputMax);
   const size_t dim = p.layout->dim;
   const float* const centre = p.centre ? p.centre + static_cast<size_t>(g.batch * p.heads + g.head) * dim + first : nullptr;
   std::fill(x, x + static_cast<size_t>(p.layout->group) * kChannels, 0.0f);
@@ -39,10 +38,7 @@ inline void GatherChannels(const KvEncode& p, const EncodeGroup& g, size_t first
     ToFloat(p.rows.type, static_cast<const char*>(p.rows.row(g.batch, g.head, g.row + t)) + first * size_of(p.rows.type), x, count);
     if (centre)
       for (size_t i = 0; i < count; ++i) x[i] -= centre[i];
-    for (size_t i = 0; i < kChannels; i += hn::Lanes(d)) {
-      const auto v = hn::Load(d, x + i), number = hn::IfThenElseZero(hn::Eq(v, v), v);
-      hn::Store(hn::Min(hn::Max(number, hn::Neg(limit)), limit), d, x + i);
-    }
+    for (size_t i = 0; i < kChannels; i += hn::Lanes(d)) hn::Store(Clean(hn::Load(d, x + i)), d, x + i);
   }
 }
 
@@ -81,10 +77,8 @@ inline void EncodeChannels(const KvEncode& p, const EncodeGroup& g) {
     StoreRanges(layout, g, first, count, low, high, scales, biases);
     for (size_t t = 0; t < tokens; ++t) {
       for (size_t i = 0; i < kChannels; i += hn::Lanes(d)) {
-        const auto scale = hn::Load(d, scales + i), bias = hn::Load(d, biases + i);
-        const auto code = hn::Round(hn::Div(hn::Sub(hn::Load(d, x + t * kChannels + i), bias), scale));
-        const auto clamped = hn::IfThenZeroElse(hn::Eq(scale, hn::Zero(d)), hn::Min(hn::Max(code, hn::Zero(d)), top));
-        hn::StoreU(hn::DemoteTo(narrow, hn::ConvertTo(I(), clamped)), narrow, codes + i);
+        const auto found = AffineCodes(hn::Load(d, x + t * kChannels + i), hn::Load(d, scales + i), hn::Load(d, biases + i), top);
+        hn::StoreU(hn::DemoteTo(narrow, found), narrow, codes + i);
       }
       PackKeys(layout, g.token + static_cast<int>(t), first, count, codes, g.block);
     }

@@ -1,4 +1,4 @@
-// Codes of vectors into a block's bit planes.
+// What every way of encoding does: cleaned numbers, affine codes, and codes into a block's bit planes.
 // Vector code: include it inside a foreach_target file, after hwy/highway.h.
 #if defined(TERSOR_KERNELS_CPU_KV_ENCODE_PACK_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef TERSOR_KERNELS_CPU_KV_ENCODE_PACK_INL_H_
@@ -11,6 +11,7 @@
 #include <cstring>
 
 #include "codec/layout.h"
+#include "codec/scalar.h"
 #include "hwy/highway.h"
 #include "kernels/cpu/kv_encode_batch.h"
 #include "kernels/cpu/kv_levels-inl.h"
@@ -19,6 +20,20 @@ HWY_BEFORE_NAMESPACE();
 namespace tersor::kernels::HWY_NAMESPACE {
 namespace encode {
 namespace hn = hwy::HWY_NAMESPACE;
+
+// NaN becomes 0, magnitudes end at half precision's range.
+HWY_INLINE levels::VF Clean(levels::VF v) {
+  const levels::F d;
+  const auto limit = hn::Set(d, codec::kInputMax), number = hn::IfThenElseZero(hn::Eq(v, v), v);
+  return hn::Min(hn::Max(number, hn::Neg(limit)), limit);
+}
+
+// The affine codes, up to `top`, of numbers in groups of these scales and biases as they are stored; a constant group has scale 0.
+HWY_INLINE levels::VI AffineCodes(levels::VF x, levels::VF scale, levels::VF bias, levels::VF top) {
+  const levels::F d;
+  const auto code = hn::Round(hn::Div(hn::Sub(x, bias), scale));
+  return hn::ConvertTo(levels::I(), hn::IfThenZeroElse(hn::Eq(scale, hn::Zero(d)), hn::Min(hn::Max(code, hn::Zero(d)), top)));
+}
 
 // One plane's bits of a vector's codes, whose bytes have some room behind them. Keys: four dims of a token are one 32-bit word; `first` is
 // the first dim, a multiple of 8.

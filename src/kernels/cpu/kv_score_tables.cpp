@@ -142,17 +142,9 @@ void MakeTables(const codec::Layout& layout, const float* columns, const float* 
 
 void ScoreTables(const codec::Layout& layout, const uint8_t* block, const TableRows& rows, size_t count, float* scores) {
   tables::WithEntries(layout, [&](auto entries) {
-    for (size_t first = 0, runs = (count + 3) / 4; runs; --runs) {
-      const size_t n = (count - first + runs - 1) / runs;
-      float* const to = scores + first * codec::kTileTokens;
-      switch (n) {
-        case 1: tables::ScoreRun<entries, 1>(layout, block, rows, first, to); break;
-        case 2: tables::ScoreRun<entries, 2>(layout, block, rows, first, to); break;
-        case 3: tables::ScoreRun<entries, 3>(layout, block, rows, first, to); break;
-        default: tables::ScoreRun<entries, 4>(layout, block, rows, first, to); break;
-      }
-      first += n;
-    }
+    tables::InRuns(count, [&](auto n, size_t first) {
+      tables::ScoreRun<entries, n>(layout, block, rows, first, scores + first * codec::kTileTokens);
+    });
   });
 }
 #else

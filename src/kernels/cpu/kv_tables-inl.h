@@ -7,6 +7,8 @@
 #define TERSOR_KERNELS_CPU_KV_TABLES_INL_H_
 #endif
 
+#include <type_traits>
+
 #include "codec/layout.h"
 #include "hwy/highway.h"
 #include "kernels/cpu/kv_tables.h"
@@ -81,6 +83,22 @@ HWY_INLINE __mmask16 Present(size_t first, size_t count) {
 #else
 constexpr bool kHasTables = false;
 #endif
+
+// Calls f(number of rows, the first of them) for runs of up to four rows of nearly equal height.
+template <class Function>
+HWY_INLINE void InRuns(size_t count, const Function& f) {
+  constexpr size_t kMost = 4;
+  for (size_t first = 0, runs = (count + kMost - 1) / kMost; runs; --runs) {
+    const size_t n = (count - first + runs - 1) / runs;
+    switch (n) {
+      case 1: f(std::integral_constant<size_t, 1>(), first); break;
+      case 2: f(std::integral_constant<size_t, 2>(), first); break;
+      case 3: f(std::integral_constant<size_t, 3>(), first); break;
+      default: f(std::integral_constant<size_t, 4>(), first); break;
+    }
+    first += n;
+  }
+}
 
 // Calls f(std::integral_constant of the layout's table_entries).
 template <class Function>

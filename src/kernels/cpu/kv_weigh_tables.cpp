@@ -133,16 +133,9 @@ void WeighTables(const codec::Layout& layout, const uint8_t* block, const Intege
     __builtin_prefetch(block + layout.block_bytes + j * codec::kRowBytes);
   }
   tables::WithEntries(layout, [&](auto entries) {
-    for (size_t runs = (count + tables::kMostRows - 1) / tables::kMostRows; runs; --runs) {
-      const size_t n = (count + runs - 1) / runs;
-      switch (n) {
-        case 1: tables::WeighRun<entries, 1>(layout, indices, book, weights, outputs, ld); break;
-        case 2: tables::WeighRun<entries, 2>(layout, indices, book, weights, outputs, ld); break;
-        case 3: tables::WeighRun<entries, 3>(layout, indices, book, weights, outputs, ld); break;
-        default: tables::WeighRun<entries, 4>(layout, indices, book, weights, outputs, ld); break;
-      }
-      weights += n * tables::kTile, outputs += n * ld, count -= n;
-    }
+    tables::InRuns(count, [&](auto n, size_t first) {
+      tables::WeighRun<entries, n>(layout, indices, book, weights + first * tables::kTile, outputs + first * ld, ld);
+    });
   });
 }
 #else
