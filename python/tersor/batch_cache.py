@@ -210,9 +210,7 @@ class TersorBatchKVCache:
         return cls([cache.copy() for cache in caches], batch)
 
     def __deepcopy__(self, memo):
-        siblings = None
-        if self._siblings is not None:
-            siblings = memo.setdefault(("tersor.Siblings", id(self._siblings)), Siblings())
+        siblings = None if self._siblings is None else self._siblings.copied(memo)
         other = TersorBatchKVCache([row.copy() for row in self._rows], siblings)
         other._skip = list(self._skip)
         other._left = None if self._left is None else list(self._left)

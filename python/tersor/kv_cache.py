@@ -31,6 +31,10 @@ class Siblings:
         self._caches.append(weakref.ref(cache))
         self._layers.add(cache.layer)
 
+    def copied(self, memo: dict) -> "Siblings":
+        """Those of the deep copy that `memo` belongs to."""
+        return memo.setdefault(("tersor.Siblings", id(self)), Siblings())
+
     def of_batch(self, layer: int) -> "Siblings":
         """Those of the batch that is being made of this prompt and others, layer by layer."""
         if self._batch is None or layer in self._batch._layers:
@@ -214,10 +218,7 @@ class TersorKVCache:
         return other
 
     def __deepcopy__(self, memo):
-        siblings = None
-        if self._siblings is not None:
-            siblings = memo.setdefault(("tersor.Siblings", id(self._siblings)), Siblings())
-        return self.copy(siblings)
+        return self.copy(None if self._siblings is None else self._siblings.copied(memo))
 
     @property
     def state(self) -> list:
